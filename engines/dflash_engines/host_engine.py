@@ -1,0 +1,248 @@
+"""The engine over host memory: steps slots with any backend that implements `Programs`.
+
+It owns the arena and each slot's position, and knows no backend. A request's bits depend neither on its
+company nor on block sizes or chunk borders, as long as no call has one row in all: that takes another
+numerical path.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dflash_engines import contract
+from dflash_engines.arena import Arena, Sizes
+from dflash_engines.backend import Buffers, Options, Programs, Run
+from dflash_engines.bundle import Bundle
+from dflash_engines.contract import Dim, Limits, Program
+from dflash_engines.engine import Iteration, Timing
+from dflash_engines.errors import EngineError
+from dflash_engines.manifest import Manifest
+
+MIN_ROWS = 2  # of any call; a single token is padded, and the row written for the pad is overwritten later
+
+
+def declared_programs(manifest: Manifest) -> tuple[Program, ...]:
+    """The programs that an engine of this bundle runs, as the contract declares them."""
+    target = contract.target(manifest.geometry, hidden_output=manifest.hidden_output)
+    return (target, contract.draft(manifest.geometry), contract.accept(manifest.geometry))
+
+
+def host_limits(bundle: Bundle, options: Options) -> Limits:
+    """The bundle's limits with what `options` asks for. Any number of slots runs on the host."""
+    limits = bundle.manifest.limits
+    max_len = limits.max_len if options.max_len is None else options.max_len
+    if not 1 <= max_len <= limits.max_len:
+        raise EngineError(
+            f"max_len {max_len} is not within 1..{limits.max_len}, which {bundle.path} was exported for"
+        )
+    slots = limits.max_batch if options.slots is None else options.slots
+    if slots < 1:
+        raise EngineError(f"slots must be at least 1, not {slots}")
+    return replace(limits, max_len=max_len, max_batch=slots)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Call:
+    """One program bound to the arrays of one call shape."""
+
+    run: Run
+    arrays: Buffers  # by binding name
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Decode:
+    """The three programs bound for `count` slots from `first` on, S = R = K = `rows`."""
+
+    first: int
+    count: int
+    draft: _Call
+    target: _Call
+    accept: _Call
+
+    @property
+    def slots(self) -> slice:
+        return slice(self.first, self.first + self.count)
+
+
+class HostEngine:
+    """Implements `engine.Engine`. Iterations run in `launch`; `collect` hands over what they found."""
+
+    plain_rows = MIN_ROWS  # rows of an iteration without the drafter; all but the first are padding
+
+    def __init__(self, bundle: Bundle, programs: Programs, limits: Limits) -> None:
+        self.bundle = bundle
+        self.programs = programs
+        self.limits = limits
+        self._widest = max(*limits.block_sizes, MIN_ROWS)
+        decode = self._sizes(slots=limits.max_batch, rows_in=self._widest, rows_out=self._widest)
+        prefill = self._sizes(slots=1, rows_in=limits.prefill_chunk, rows_out=1)
+        self._arena = Arena(declared_programs(bundle.manifest), (decode, prefill))
+        self._decodes: dict[tuple[int, int, int], _Decode] = {}
+        self._anchor = np.zeros(limits.max_batch, np.int64)
+        self._start = np.zeros(limits.max_batch, np.int64)
+        self._limit = np.zeros(limits.max_batch, np.int64)
+        self._placed = np.zeros(limits.max_batch, np.bool_)
+        self._laid_out: _Decode | None = None  # whose next block lies ready in the drafter's input
+        self._found: Iteration | None = None
+        self._seconds = {"prefill": 0.0, "draft": 0.0, "target": 0.0, "accept": 0.0}
+
+    @property
+    def timing(self) -> Timing:
+        """Where the time went so far."""
+        return Timing(**self._seconds)
+
+    def prefill(self, slot: int, tokens: Sequence[int], start: int) -> None:
+        """Write the caches of `slot` for one chunk of prompt tokens, at most `prefill_chunk`; no logits."""
+        rows = max(len(tokens), MIN_ROWS)
+        call = self._bind("target", slot, self._sizes(slots=1, rows_in=rows, rows_out=1))
+        arrays = call.arrays
+        arrays["tokens"][0, : len(tokens)] = tokens
+        arrays["tokens"][0, len(tokens) :] = self.bundle.manifest.mask_token_id
+        arrays["start"][0] = start
+        arrays["length"][0] = start + rows
+        arrays["rows"][0, 0] = len(tokens) - 1
+        self._laid_out = None
+        self._timed("prefill", call)
+
+    def finish_prefill(self, slot: int, tokens: Sequence[int], start: int) -> Iteration:
+        """Like `prefill` for the last chunk; returns the first new token, as an Iteration of B=1, K=1."""
+        self.prefill(slot, tokens, start)
+        call = self._bind("accept", slot, self._sizes(slots=1, rows_in=1, rows_out=1))
+        arrays = call.arrays
+        arrays["block"][0, 0] = tokens[-1]
+        arrays["start"][0] = start + len(tokens) - 1
+        arrays["forced"][0] = arrays["count"][0] = 1
+        arrays["limit"][0] = self.limits.max_len
+        self._timed("accept", call)
+        return Iteration(**{name: arrays[name].copy() for name in ("block", "sampled", "accepted", "finite")})
+
+    def place(self, slot: int, anchor: int, start: int, limit: int) -> None:
+        """Let `slot` take part in iterations: its next block begins with `anchor` at row `start`."""
+        self._anchor[slot], self._start[slot], self._limit[slot] = anchor, start, limit
+        self._placed[slot] = True
+        self._laid_out = None
+
+    def park(self, slot: int) -> None:
+        """Take `slot` out of iterations; its caches stay for prefix reuse."""
+        self._placed[slot] = False
+        self._laid_out = None
+
+    def clear(self, slot: int) -> None:
+        """Zero the caches of `slot` (after non-finite numbers) and park it."""
+        self.park(slot)
+        one_slot = self._sizes(slots=1, rows_in=MIN_ROWS, rows_out=1)
+        for program in ("target", "draft"):
+            arrays = self._arena.views(program, one_slot, slot)
+            for name in self._arena.programs[program].updated.values():
+                arrays[name].fill(0)
+
+    def launch(self, block_size: int) -> None:
+        """Run one iteration over the placed slots; 1 decodes plainly, without the drafter."""
+        if self._found is not None:
+            raise EngineError("an iteration waits to be collected; collect it before the next launch")
+        if not 1 <= block_size <= self._widest:
+            raise EngineError(f"block size {block_size} is not within 1..{self._widest}")
+        rows = self.plain_rows if block_size == 1 else block_size
+        decode = self._decode(rows)
+        self._set_positions(decode, block_size, rows)
+        if block_size == 1:
+            self._pad_anchors(decode)
+        else:
+            self._draft(decode)
+        self._laid_out = None  # a call that fails leaves nothing to go on from
+        self._timed("target", decode.target)
+        self._timed("accept", decode.accept)
+        self._found = self._advance(decode, block_size)
+        self._laid_out = decode if block_size > 1 else None
+
+    def collect(self) -> Iteration:
+        """Return what the launched iteration found."""
+        if self._found is None:
+            raise EngineError("nothing was launched")
+        found, self._found = self._found, None
+        return found
+
+    def _decode(self, rows: int) -> _Decode:
+        """The calls over the shortest run of slots that holds all placed ones."""
+        placed = np.flatnonzero(self._placed)
+        if not len(placed):
+            raise EngineError("no slot is placed; place one before launching")
+        first, count = int(placed[0]), int(placed[-1] - placed[0]) + 1
+        if (first, count, rows) not in self._decodes:
+            sizes = self._sizes(slots=count, rows_in=rows, rows_out=rows)
+            calls = {name: self._bind(name, first, sizes) for name in ("draft", "target", "accept")}
+            self._decodes[first, count, rows] = _Decode(first=first, count=count, **calls)
+        return self._decodes[first, count, rows]
+
+    def _set_positions(self, decode: _Decode, block_size: int, rows: int) -> None:
+        """Idle slots write to the guard rows and attend to one row: their caches stay as they are."""
+        placed, target, accept = self._placed[decode.slots], decode.target.arrays, decode.accept.arrays
+        target["start"][:] = np.where(placed, self._start[decode.slots], self.limits.max_len)
+        target["length"][:] = np.where(placed, target["start"] + rows, 1)
+        target["rows"][:] = np.arange(rows)
+        accept["forced"][:] = 1
+        accept["count"][:] = np.where(placed, block_size, 0)
+        accept["limit"][:] = np.where(placed, self._limit[decode.slots], self.limits.max_len)
+
+    def _pad_anchors(self, decode: _Decode) -> None:
+        block = decode.target.arrays["tokens"]
+        block[:, 0] = self._anchor[decode.slots]
+        block[:, 1:] = self.bundle.manifest.mask_token_id
+
+    def _draft(self, decode: _Decode) -> None:
+        if self._laid_out is not decode:
+            tokens = decode.draft.arrays["tokens"]
+            tokens[:, 0] = self._anchor[decode.slots]
+            tokens[:, 1:] = self.bundle.manifest.mask_token_id
+        self._timed("draft", decode.draft)
+
+    def _advance(self, decode: _Decode, block_size: int) -> Iteration:
+        placed, arrays = self._placed[decode.slots], decode.accept.arrays
+        self._start[decode.slots][placed] = arrays["next_start"][placed]
+        self._anchor[decode.slots][placed] = arrays["next_tokens"][placed, 0]
+        return Iteration(
+            block=self._of_all_slots(decode, arrays["block"][:, :block_size]),
+            sampled=self._of_all_slots(decode, arrays["sampled"][:, :block_size]),
+            accepted=self._of_all_slots(decode, arrays["accepted"]),
+            finite=self._of_all_slots(decode, arrays["finite"]),
+        )
+
+    def _of_all_slots(self, decode: _Decode, values: NDArray[Any]) -> NDArray[Any]:
+        full = np.zeros((self.limits.max_batch, *values.shape[1:]), values.dtype)
+        full[decode.slots] = values
+        return full
+
+    def _sizes(self, *, slots: int, rows_in: int, rows_out: int) -> Sizes:
+        rows = self.limits.cache_rows
+        return {
+            Dim.SLOTS: slots,
+            Dim.ROWS_IN: rows_in,
+            Dim.ROWS_OUT: rows_out,
+            Dim.BLOCK: rows_out,
+            Dim.CACHE_ROWS: rows,
+        }
+
+    def _bind(self, program: str, first_slot: int, sizes: Sizes) -> _Call:
+        arrays = self._arena.views(program, sizes, first_slot)
+        declared = self._arena.programs[program]
+        inputs = {b.name: arrays[b.name] for b in declared.inputs}
+        outputs = {b.name: arrays[b.name] for b in declared.outputs}
+        return _Call(run=self.programs.bind(program, inputs, outputs), arrays=arrays)
+
+    def _timed(self, kind: str, call: _Call) -> None:
+        begin = perf_counter()
+        call.run()
+        self._seconds[kind] += perf_counter() - begin
+
+
+class SingleRowEngine(HostEngine):
+    """Decodes plainly in calls of one row: the fastest plain decoding, a benchmark's honest baseline.
+
+    Not for answers: its numbers differ in the last bits from those of every other call.
+    """
+
+    plain_rows = 1

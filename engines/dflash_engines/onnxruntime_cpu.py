@@ -1,0 +1,166 @@
+"""ONNX Runtime on the CPU: a bundle's programs over host memory, caches updated in place, one thread pool.
+
+Programs are loaded without their weights, checked, lowered, and handed to ONNX Runtime as bytes; it maps
+the bundle's weight file itself, so that a program may be larger than protobuf's 2 GB.
+"""
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+from numpy.typing import NDArray
+from onnx import ModelProto, TensorProto, ValueInfoProto
+from onnx.external_data_helper import uses_external_data
+from onnxruntime.capi import onnxruntime_pybind11_state as ort_errors
+
+from dflash_engines import contract
+from dflash_engines.backend import Buffers, Options, Run
+from dflash_engines.bundle import Bundle
+from dflash_engines.contract import Found, Program
+from dflash_engines.engine import Engine
+from dflash_engines.errors import BundleError, EngineError
+from dflash_engines.host_engine import HostEngine, declared_programs, host_limits
+from dflash_engines.lowerings.live_length import live_length
+
+PROVIDER = "CPUExecutionProvider"
+_WEIGHTS_FOLDER = "session.model_external_initializers_file_folder_path"
+# ONNX Runtime's exceptions have no base class of their own.
+_FAILURES = (
+    ort_errors.EPFail,
+    ort_errors.Fail,
+    ort_errors.InvalidArgument,
+    ort_errors.InvalidGraph,
+    ort_errors.InvalidProtobuf,
+    ort_errors.NoSuchFile,
+    ort_errors.NotImplemented,
+    ort_errors.RuntimeException,
+)
+
+
+def load(bundle: Bundle, options: Options) -> Engine:
+    """Load `bundle`; the entry point `onnxruntime`. Raises EngineError, BundleError or ContractError."""
+    limits = host_limits(bundle, options)
+    return HostEngine(bundle, OnnxRuntimePrograms(bundle, options), limits)
+
+
+class OnnxRuntimePrograms:
+    """Implements `backend.Programs`, one session a program."""
+
+    def __init__(self, bundle: Bundle, options: Options) -> None:
+        _check_provider(options.provider or PROVIDER)
+        _use_threads(options.threads)
+        self._sessions = {p.name: _session(bundle, p) for p in declared_programs(bundle.manifest)}
+
+    def bind(self, program: str, inputs: Buffers, outputs: Buffers) -> Run:
+        """See `backend.Programs.bind`."""
+        session = self._sessions[program]
+        binding = session.io_binding()
+        # One OrtValue for both ends of a cache: otherwise the cache is copied at every call.
+        values = {_address(array): ort.OrtValue.ortvalue_from_numpy(array) for array in inputs.values()}
+        for name, array in inputs.items():
+            binding.bind_ortvalue_input(name, values[_address(array)])
+        for name, array in outputs.items():
+            value = values.get(_address(array)) or ort.OrtValue.ortvalue_from_numpy(array)
+            binding.bind_ortvalue_output(name, value)
+        return _Run(program, session, binding, (*inputs.values(), *outputs.values()))
+
+
+_Arrays = tuple[NDArray[Any], ...]
+
+
+class _Run:
+    """A program bound to its arrays, which it keeps alive."""
+
+    def __init__(
+        self, program: str, session: ort.InferenceSession, binding: ort.IOBinding, arrays: _Arrays
+    ) -> None:
+        self._program, self._session, self._binding, self._arrays = program, session, binding, arrays
+
+    def __call__(self) -> None:
+        try:
+            self._session.run_with_iobinding(self._binding)
+        except _FAILURES as e:
+            raise EngineError(f"ONNX Runtime failed in {self._program!r}: {e}") from e
+
+
+def _address(array: NDArray[Any]) -> tuple[int, tuple[int, ...], np.dtype[Any]]:
+    return array.ctypes.data, array.shape, array.dtype
+
+
+def _check_provider(provider: str) -> None:
+    available = ort.get_available_providers()
+    if provider not in available:
+        raise EngineError(
+            f"ONNX Runtime has no {provider} here, only {available}; install the build that has it"
+        )
+    if provider != PROVIDER:
+        raise EngineError(f"backend 'onnxruntime' runs on {PROVIDER}, not on {provider}")
+
+
+_pool_threads: int | None = None  # ONNX Runtime makes its global pool once a process
+
+
+def _use_threads(threads: int | None) -> None:
+    """Make the process-wide pool, or see that it is the one asked for; None takes it as it is."""
+    global _pool_threads
+    if threads is not None and threads < 1:
+        raise EngineError(f"threads must be at least 1, not {threads}")
+    if _pool_threads is None:
+        wanted = threads or len(os.sched_getaffinity(0))
+        try:
+            ort.set_global_thread_pool_sizes(wanted, 1)
+        except ort_errors.Fail as e:
+            raise EngineError(
+                "other code in this process has made ONNX Runtime's global thread pool already; "
+                "load the bundle first, or in a process of its own"
+            ) from e
+        _pool_threads = wanted
+    elif threads not in (None, _pool_threads):
+        raise EngineError(
+            f"ONNX Runtime's thread pool has {_pool_threads} threads in this process, not {threads}; "
+            "use another number in a process of its own"
+        )
+
+
+def _session(bundle: Bundle, program: Program) -> ort.InferenceSession:
+    file = bundle.program(program.name)
+    model = onnx.load(file, load_external_data=False)
+    _check_weights(bundle, file, model.graph.initializer)
+    contract.check(program, _found(model.graph.input), _found(model.graph.output))
+    options = ort.SessionOptions()
+    options.use_per_session_threads = False
+    options.add_session_config_entry(_WEIGHTS_FOLDER, str(bundle.path))
+    try:
+        lowered: ModelProto = live_length(model)
+        return ort.InferenceSession(lowered.SerializeToString(), options, providers=[PROVIDER])
+    except _FAILURES as e:
+        raise EngineError(f"ONNX Runtime {ort.__version__} can't load {file}: {e}") from e
+
+
+def _check_weights(bundle: Bundle, file: Path, initializers: Iterable[TensorProto]) -> None:
+    """Only files that the bundle lists, and so has verified, may hold weights."""
+    for tensor in initializers:
+        if uses_external_data(tensor):
+            location = next(entry.value for entry in tensor.external_data if entry.key == "location")
+            if not bundle.has(location):
+                raise BundleError(
+                    f"{file}: {tensor.name!r} lies in {location!r}, which the bundle doesn't list; "
+                    "export the pair again"
+                )
+
+
+def _found(values: Iterable[ValueInfoProto]) -> dict[str, Found]:
+    return {value.name: Found(dtype=_dtype(value), shape=_shape(value)) for value in values}
+
+
+def _dtype(value: ValueInfoProto) -> str:
+    name: str = TensorProto.DataType.Name(value.type.tensor_type.elem_type)
+    return {"FLOAT": "float32"}.get(name, name.lower())
+
+
+def _shape(value: ValueInfoProto) -> tuple[str | int, ...]:
+    return tuple(d.dim_param or d.dim_value for d in value.type.tensor_type.shape.dim)
