@@ -1,0 +1,41 @@
+"""What dflash-generate is asked: a prompt from the command line, from stdin, or many from a JSONL file."""
+
+import json
+import sys
+from pathlib import Path
+
+from dflash_engines.errors import RequestError
+
+Turns = tuple[str, ...]  # what the user says, turn by turn
+
+
+def read_conversations(prompt: str | None, file: Path | None) -> list[Turns]:
+    """One conversation for PROMPT (`-` reads stdin), or one for every line of `file`. Raises RequestError."""
+    if (prompt is None) == (file is None):
+        raise RequestError("give either PROMPT (or - for stdin) or --prompts FILE")
+    if file is not None:
+        return _read_file(file)
+    return [(sys.stdin.read() if prompt == "-" else prompt or "",)]
+
+
+def _read_file(file: Path) -> list[Turns]:
+    try:
+        lines = file.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as e:
+        raise RequestError(f"can't read {file}: {e}") from e
+    found = [_turns(f"{file}:{n}", line) for n, line in enumerate(lines, start=1) if line.strip()]
+    if not found:
+        raise RequestError(f"{file} holds no prompt")
+    return found
+
+
+def _turns(where: str, line: str) -> Turns:
+    """A line is an object with "turns", a list of strings, or "prompt", a string; other keys are ignored."""
+    try:
+        fields = json.loads(line)
+    except ValueError as e:
+        raise RequestError(f"{where}: not valid JSON: {e}") from e
+    turns = (fields.get("turns") or [fields.get("prompt")]) if isinstance(fields, dict) else None
+    if not isinstance(turns, list) or not all(isinstance(turn, str) for turn in turns):
+        raise RequestError(f'{where}: expected an object with "turns" (a list of strings) or "prompt"')
+    return tuple(turns)

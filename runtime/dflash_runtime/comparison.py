@@ -1,0 +1,52 @@
+"""One prompt with and without the drafter, on the same engine, in turn."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from dflash_runtime.completion import Completion, Step
+from dflash_runtime.decoder import Decoder, finish
+from dflash_runtime.prompt import Prompt
+
+WARM_UP_TOKENS = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """The same answer, generated twice."""
+
+    drafted: Completion
+    plain: Completion  # the target alone, in calls padded to two rows
+
+    @property
+    def identical(self) -> bool:
+        """Whether the drafter changed nothing, as promised."""
+        return self.drafted.token_ids == self.plain.token_ids
+
+    @property
+    def speed_ratio(self) -> float:
+        """Tokens per second with the drafter over those without; above 1, drafting pays."""
+        return self.drafted.tokens_per_second / self.plain.tokens_per_second
+
+
+def compare(
+    decoder: Decoder,
+    prompt: Prompt,
+    *,
+    max_new_tokens: int,
+    block_size: int | None,
+    on_step: Callable[[Step], object],
+) -> Comparison:
+    """Generate with the drafter, showing each step to `on_step`, then without. Neither reuses a prefix."""
+    decoder.forget()
+    drafted = decoder.generate(prompt, max_new_tokens=max_new_tokens, block_size=block_size)
+    with_drafter = finish(drafted, on_step)
+    decoder.forget()
+    return Comparison(
+        drafted=with_drafter, plain=decoder.complete(prompt, max_new_tokens=max_new_tokens, block_size=1)
+    )
+
+
+def warm_up(decoder: Decoder, prompt: Prompt) -> None:
+    """A few tokens both ways, so that the first comparison doesn't pay for first touches of memory."""
+    for block_size in (None, 1):
+        decoder.complete(prompt, max_new_tokens=WARM_UP_TOKENS, block_size=block_size)

@@ -1,0 +1,70 @@
+"""What generation returns: a step for every target pass, and the whole answer."""
+
+from dataclasses import dataclass
+
+from dflash_engines.engine import Timing
+from dflash_runtime.slot import FinishReason
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """What one target pass added to the answer.
+
+    A stop token is part of `token_ids`, as in `generate` of transformers, but never of `text`. The text lags
+    behind the ids while a character is incomplete.
+    """
+
+    token_ids: tuple[int, ...]
+    text: str
+    accepted: int  # of token_ids, the leading ones that were drafted; the rest is the target's own
+    accepted_text: str  # the leading part of `text` that came with the drafted tokens
+    acceptance_length: int | None  # tokens gained by the pass before any truncation; None for the prefill's
+    finish_reason: FinishReason | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimeSplit:
+    """Seconds of one answer by where they went. `host` is everything outside of the programs."""
+
+    prefill: float
+    draft: float
+    target: float
+    accept: float
+    host: float
+
+    @property
+    def decode(self) -> float:
+        """Seconds that were not the prompt's."""
+        return self.draft + self.target + self.accept + self.host
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Completion:
+    """A whole answer."""
+
+    text: str
+    token_ids: tuple[int, ...]
+    acceptance_lengths: tuple[int, ...]  # tokens gained by each verifying pass, before any truncation
+    finish_reason: FinishReason
+    prompt_tokens: int
+    reused_tokens: int  # prompt tokens whose cache rows the request before had left
+    seconds: TimeSplit
+
+    @property
+    def acceptance_length(self) -> float:
+        """Mean tokens gained by a verifying pass; 1 without any."""
+        lengths = self.acceptance_lengths
+        return sum(lengths) / len(lengths) if lengths else 1.0
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Decoding speed: the tokens after the first, over the time that was not the prompt's."""
+        return (len(self.token_ids) - 1) / self.seconds.decode
+
+
+def time_split(before: Timing, after: Timing, wall: float) -> TimeSplit:
+    """Where `wall` seconds went, of which the engine's programs took the difference of the two timings."""
+    prefill, draft = after.prefill - before.prefill, after.draft - before.draft
+    target, accept = after.target - before.target, after.accept - before.accept
+    host = wall - prefill - draft - target - accept
+    return TimeSplit(prefill=prefill, draft=draft, target=target, accept=accept, host=host)

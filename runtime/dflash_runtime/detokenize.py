@@ -1,0 +1,106 @@
+"""Token ids to text, piece by piece: a character is never split, and the pieces joined are the whole text.
+
+`tokenizers.decoders.DecodeStream` comes close, but has no flush, fails on bytes that are no UTF-8, and takes
+quadratic time on them.
+"""
+
+import codecs
+import re
+from typing import Protocol
+
+from tokenizers import Tokenizer, decoders
+
+_BYTE_TOKEN = re.compile(r"<0x[0-9A-F]{2}>")
+
+
+class Detokenizer(Protocol):
+    """Turns the ids of one text into pieces."""
+
+    def push(self, token_ids: tuple[int, ...]) -> str:
+        """The text that became certain with these ids; may be empty."""
+        ...
+
+    def flush(self) -> str:
+        """The text still held back, such as half a character. Call once, at the end."""
+        ...
+
+
+def make_detokenizer(tokenizer: Tokenizer) -> Detokenizer:
+    """The detokeniser that fits `tokenizer`'s decoder. Special tokens give no text."""
+    if isinstance(tokenizer.decoder, decoders.ByteLevel):
+        return ByteLevelDetokenizer(tokenizer)
+    return WindowDetokenizer(tokenizer)
+
+
+class ByteLevelDetokenizer:
+    """For byte-level BPE: every token is a run of bytes, and Python's own decoder holds half characters."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._special = special_ids(tokenizer)
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+
+    def push(self, token_ids: tuple[int, ...]) -> str:
+        """See `Detokenizer.push`."""
+        return self._decoder.decode(b"".join(map(self._bytes, token_ids)))
+
+    def flush(self) -> str:
+        """See `Detokenizer.flush`."""
+        return self._decoder.decode(b"", final=True)
+
+    def _bytes(self, token_id: int) -> bytes:
+        token = self._tokenizer.id_to_token(token_id)
+        if token is None or token_id in self._special:
+            return b""
+        if all(character in _BYTE_OF for character in token):
+            return bytes(_BYTE_OF[character] for character in token)
+        return token.encode()  # an added token stands for itself
+
+
+class WindowDetokenizer:
+    """For every other decoder: the text is what the decoder adds when it sees a few more tokens.
+
+    Byte tokens such as <0xE4> are held until another kind follows: one wrong byte changes the text of all.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._special = special_ids(tokenizer)
+        self._context: list[int] = []  # told already; decoders treat a text's beginning in their own way
+        self._held: list[int] = []
+
+    def push(self, token_ids: tuple[int, ...]) -> str:
+        """See `Detokenizer.push`."""
+        self._held.extend(i for i in token_ids if i not in self._special)
+        if not self._held or _BYTE_TOKEN.fullmatch(self._tokenizer.id_to_token(self._held[-1]) or ""):
+            return ""
+        text = self._untold()
+        return "" if text.endswith("\ufffd") else self._tell(text)
+
+    def flush(self) -> str:
+        """See `Detokenizer.flush`."""
+        return self._tell(self._untold())
+
+    def _untold(self) -> str:
+        told = self._tokenizer.decode(self._context)
+        return self._tokenizer.decode(self._context + self._held)[len(told) :]
+
+    def _tell(self, text: str) -> str:
+        if self._held:
+            self._context, self._held = self._held, []
+        return text
+
+
+def special_ids(tokenizer: Tokenizer) -> frozenset[int]:
+    """Ids that decoding leaves out."""
+    return frozenset(i for i, token in tokenizer.get_added_tokens_decoder().items() if token.special)
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """GPT-2's alphabet: printable Latin-1 bytes are their own character, the others follow from U+0100 on."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(0x100) if byte not in printable]
+    return {chr(b): b for b in printable} | {chr(0x100 + i): b for i, b in enumerate(others)}
+
+
+_BYTE_OF = _byte_alphabet()

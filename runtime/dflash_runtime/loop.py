@@ -1,0 +1,132 @@
+"""The decode loop: prefill in chunks, then draft, target, accept, over a set of slots.
+
+It works on token ids and any engine; it knows no text and no queue.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from dflash_engines.engine import Engine, Iteration
+from dflash_engines.errors import EngineError, RequestError
+from dflash_runtime.request import Request, check_request
+from dflash_runtime.slot import FinishReason, Slot
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """What a request gained in one target pass."""
+
+    slot: int
+    token_ids: tuple[int, ...]
+    accepted: int  # of token_ids, the leading ones that were drafted
+    acceptance_length: int | None  # tokens gained by the pass before any truncation; None for the prefill's
+    finish_reason: FinishReason | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failure:
+    """A request that ended with an error; the others in flight go on."""
+
+    slot: int
+    error: EngineError
+
+
+class DecodeLoop:
+    """Steps the requests of an engine's slots. Calls are made from one thread."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._vocab_size = engine.bundle.manifest.geometry.vocab_size
+        self.slots = tuple(Slot(index=i) for i in range(engine.limits.max_batch))
+
+    def admit(self, slot: int, request: Request) -> None:
+        """Give `request` a free slot. Raises RequestError when the request or the slot is not fit for it."""
+        check_request(request, limits=self._engine.limits, vocab_size=self._vocab_size)
+        if self.slots[slot].request is not None:
+            raise RequestError("another generation is running here; finish or close it before starting one")
+        self.slots[slot].admit(request)
+
+    def release(self, slot: int) -> None:
+        """End the slot's request, finished or not; its rows stay for a request with the same prefix."""
+        self._engine.park(slot)
+        self.slots[slot].request = None
+
+    def step(self) -> list[Progress | Failure]:
+        """One iteration over the slots that decode, then at most one chunk of prompt for one that joins."""
+        decoding = [slot for slot in self.slots if slot.decoding]
+        joining = next((slot for slot in self.slots if slot.joining), None)
+        found = self._iterate(decoding) if decoding else []
+        if joining is not None:
+            found.extend(self._prefill(joining))
+        return found
+
+    def run(self, slot: int, request: Request) -> Iterator[Progress]:
+        """Admit `request`, step until it ends, release its slot; also when the iterator is dropped half-way.
+
+        Other slots' progress is not reported. Raises the EngineError that ended the request.
+        """
+        self.admit(slot, request)
+        try:
+            finished = False
+            while not finished:
+                for event in self.step():
+                    if event.slot != slot:
+                        continue
+                    if isinstance(event, Failure):
+                        raise event.error
+                    finished = event.finish_reason is not None
+                    yield event
+        finally:
+            if self.slots[slot].request is request:  # not one that came after
+                self.release(slot)
+
+    def _prefill(self, slot: Slot) -> list[Progress | Failure]:
+        assert slot.request is not None
+        chunk = slot.request.tokens[slot.rows : slot.rows + self._engine.limits.prefill_chunk]
+        start = slot.rows
+        if start + len(chunk) < len(slot.request.tokens):
+            self._engine.prefill(slot.index, chunk, start)
+            slot.rows += len(chunk)
+            return []
+        found = self._engine.finish_prefill(slot.index, chunk, start)
+        slot.rows += len(chunk)
+        return [self._commit(slot, found, row=0, verified=False)]
+
+    def _iterate(self, slots: list[Slot]) -> list[Progress | Failure]:
+        """One iteration at the largest block size asked for: any block size gives the same tokens."""
+        self._engine.launch(max(slot.request.block_size for slot in slots if slot.request is not None))
+        found = self._engine.collect()
+        return [self._commit(slot, found, row=slot.index, verified=True) for slot in slots]
+
+    def _commit(self, slot: Slot, found: Iteration, *, row: int, verified: bool) -> Progress | Failure:
+        if not found.finite[row]:
+            return self._fail(slot)
+        gained = [int(token) for token in found.sampled[row, : found.accepted[row] + 1]]
+        if verified:
+            slot.rows = len(slot.tokens) - 1 + len(gained)
+        kept, reason = slot.commit(gained, self._engine.limits.max_len)
+        slot.rows = min(slot.rows, len(slot.tokens))
+        if reason is not None:
+            self.release(slot.index)
+        elif not verified:
+            self._engine.place(slot.index, kept[-1], slot.rows, self._engine.limits.max_len)
+        return Progress(
+            slot=slot.index,
+            token_ids=kept,
+            accepted=min(len(kept), len(gained) - 1),
+            acceptance_length=len(gained) if verified else None,
+            finish_reason=reason,
+        )
+
+    def _fail(self, slot: Slot) -> Failure:
+        """Numbers overflowed: no row of this slot can be trusted any more."""
+        self._engine.clear(slot.index)
+        self.release(slot.index)
+        slot.forget()
+        return Failure(
+            slot=slot.index,
+            error=EngineError(
+                "the target's logits held NaN or infinity, so the request was ended; "
+                "an overflow of this precision, most likely: export with a wider one"
+            ),
+        )

@@ -1,0 +1,41 @@
+"""One request in token ids, and the checks that refuse what can't be served as asked."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from dflash_engines.contract import Limits
+from dflash_engines.errors import RequestError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """What to generate from which prompt. `block_size` 1 decodes plainly, without the drafter."""
+
+    tokens: tuple[int, ...]  # the prompt
+    max_new_tokens: int
+    stop_token_ids: frozenset[int]
+    block_size: int
+
+
+def check_request(request: Request, *, limits: Limits, vocab_size: int) -> None:
+    """Raises RequestError, saying which field is wrong and what would be right."""
+    if not request.tokens:
+        raise RequestError("the prompt is empty; give at least one token")
+    if len(request.tokens) > limits.max_len:
+        raise RequestError(
+            f"the prompt has {len(request.tokens)} tokens, this engine holds {limits.max_len}; "
+            "shorten it, or export with a larger --max-len"
+        )
+    _check_ids("the prompt", request.tokens, vocab_size)
+    _check_ids("stop_token_ids", request.stop_token_ids, vocab_size)
+    if request.max_new_tokens < 1:
+        raise RequestError(f"max_new_tokens must be at least 1, not {request.max_new_tokens}")
+    largest = max(limits.block_sizes)
+    if not 1 <= request.block_size <= largest:
+        raise RequestError(f"block_size must be within 1..{largest} on this engine, not {request.block_size}")
+
+
+def _check_ids(where: str, ids: Iterable[int], vocab_size: int) -> None:
+    outside = next((i for i in ids if not 0 <= i < vocab_size), None)
+    if outside is not None:
+        raise RequestError(f"{where} holds token id {outside}, outside of the vocabulary 0..{vocab_size - 1}")

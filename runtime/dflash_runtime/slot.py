@@ -1,0 +1,70 @@
+"""A slot: one request's place in the engine, and the tokens whose cache rows it still holds."""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from dflash_runtime.request import Request
+
+FinishReason = Literal["stop", "length"]
+
+
+@dataclass(slots=True, kw_only=True)
+class Slot:
+    """Row p of the slot's caches belongs to `tokens[p]`; the first `rows` rows are written and right."""
+
+    index: int
+    request: Request | None = None
+    tokens: list[int] = field(default_factory=list)  # prompt and what was generated
+    rows: int = 0
+    reused: int = 0  # prompt rows taken over from the request before
+
+    @property
+    def joining(self) -> bool:
+        """Whether prompt tokens wait to be computed."""
+        return self.request is not None and self.rows < len(self.request.tokens)
+
+    @property
+    def decoding(self) -> bool:
+        """Whether the slot takes part in iterations."""
+        return self.request is not None and not self.joining
+
+    def admit(self, request: Request) -> None:
+        """Take in a request, keeping the rows of the prefix that it shares with the one before.
+
+        The last prompt token is always computed again: its logits give the first new token.
+        """
+        self.reused = self.rows = shared_prefix(self.tokens[: self.rows], request.tokens[:-1])
+        self.tokens = list(request.tokens)
+        self.request = request
+
+    def commit(self, gained: list[int], max_len: int) -> tuple[tuple[int, ...], FinishReason | None]:
+        """Append what one target pass gained, cut at the first stop token, the budget or the context's end.
+
+        The last token needs no row of its own, so it may be the one after the `max_len` tokens a slot holds.
+        """
+        assert self.request is not None
+        generated = len(self.tokens) - len(self.request.tokens)
+        budget = min(self.request.max_new_tokens - generated, max_len + 1 - len(self.tokens))
+        kept, reason = cut(gained, budget, self.request.stop_token_ids)
+        self.tokens.extend(kept)
+        return kept, reason
+
+    def forget(self) -> None:
+        """Hold no rows any more: nothing will be reused."""
+        self.tokens, self.rows, self.reused = [], 0, 0
+
+
+def shared_prefix(held: list[int], wanted: tuple[int, ...]) -> int:
+    """How many leading tokens the two have in common."""
+    shorter = min(len(held), len(wanted))
+    return next((i for i in range(shorter) if held[i] != wanted[i]), shorter)
+
+
+def cut(
+    gained: list[int], budget: int, stop_token_ids: frozenset[int]
+) -> tuple[tuple[int, ...], FinishReason | None]:
+    """The tokens to keep: up to the first stop token, itself included, and at most `budget`. A stop wins."""
+    for i, token in enumerate(gained[:budget]):
+        if token in stop_token_ids:
+            return tuple(gained[: i + 1]), "stop"
+    return tuple(gained[:budget]), "length" if len(gained) >= budget else None
