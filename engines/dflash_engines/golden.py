@@ -1,0 +1,143 @@
+"""Golden cases: calls with known results, carried by every bundle, so that an engine proves itself where it runs.
+
+The calls share caches that begin as zeros: prefill in chunks, blocks at several starts in two slots, an idle slot,
+the end of the cache. Of logits, the most likely token and a sample of columns is kept.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dflash_engines.arena import Arena
+from dflash_engines.backend import Programs
+from dflash_engines.contract import Dim, Limits, Program
+from dflash_engines.errors import BundleError, EngineError
+
+FILE = "golden.npz"
+SLOTS = 2
+BEST = "best"  # stands for accept's logits, which are too large to store: 1 at these tokens, 0 elsewhere
+_COLUMNS = 64  # of the vocabulary, evenly spaced
+Arrays = Mapping[str, NDArray[Any]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """One program call over slots first_slot… (as many as its inputs have), caches aside."""
+
+    program: str
+    first_slot: int
+    inputs: Arrays
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Golden:
+    """Calls in order, what each must give, and how far a logit may be off."""
+
+    calls: tuple[Call, ...]
+    results: tuple[Arrays, ...]
+    tolerance: float
+
+    def save(self, path: Path) -> None:
+        """Write as one .npz without pickled objects."""
+        arrays: dict[str, NDArray[Any]] = {"tolerance": np.float64(self.tolerance)[None]}
+        for index, (call, result) in enumerate(zip(self.calls, self.results, strict=True)):
+            stem = f"{index:02d}.{call.program}.{call.first_slot}"
+            arrays |= {f"{stem}.in.{name}": value for name, value in call.inputs.items()}
+            arrays |= {f"{stem}.out.{name}": value for name, value in result.items()}
+        np.savez_compressed(path, allow_pickle=False, **arrays)
+
+    @staticmethod
+    def load(path: Path) -> "Golden":
+        """Read what `save` wrote. Raises BundleError for anything else."""
+        calls: dict[int, tuple[str, int, dict[str, NDArray[Any]], dict[str, NDArray[Any]]]] = {}
+        try:
+            with np.load(path, allow_pickle=False) as stored:
+                tolerance = float(stored["tolerance"][0])
+                for key in stored.files:
+                    if key != "tolerance":
+                        index, program, slot, side, name = key.split(".")
+                        entry = calls.setdefault(int(index), (program, int(slot), {}, {}))
+                        entry[2 if side == "in" else 3][name] = stored[key]
+        except (OSError, ValueError, KeyError) as fault:
+            raise BundleError(f"{path} holds no golden cases ({fault}); export the pair again") from fault
+        ordered = [calls[index] for index in sorted(calls)]
+        return Golden(
+            calls=tuple(Call(program=p, first_slot=s, inputs=i) for p, s, i, _ in ordered),
+            results=tuple(out for *_, out in ordered),
+            tolerance=tolerance,
+        )
+
+
+class Runner:
+    """Runs golden calls on a backend's programs, over caches of its own."""
+
+    def __init__(self, programs: Programs, declared: Sequence[Program], limits: Limits) -> None:
+        self.programs, self.limits = programs, limits
+        rows = max(*limits.block_sizes, limits.prefill_chunk, 2)
+        self.arena = Arena(declared, [self._sizes(SLOTS, rows, rows)])
+
+    def _sizes(self, slots: int, rows_in: int, rows_out: int) -> dict[Dim, int]:
+        return {Dim.SLOTS: slots, Dim.ROWS_IN: rows_in, Dim.ROWS_OUT: rows_out, Dim.BLOCK: rows_out,
+                Dim.CACHE_ROWS: self.limits.cache_rows}  # fmt: skip
+
+    def run(self, call: Call) -> dict[str, NDArray[Any]]:
+        """The call's outputs, caches aside, logits whole."""
+        declared = self.arena.programs[call.program]
+        slots, rows_in, rows_out = _call_sizes(call)
+        arrays = self.arena.views(call.program, self._sizes(slots, rows_in, rows_out), call.first_slot)
+        for name, value in call.inputs.items():
+            if name == BEST:
+                arrays["logits"].fill(0)
+                np.put_along_axis(arrays["logits"], value[..., None], 1.0, axis=-1)
+            else:
+                arrays[name][...] = value
+        outputs = {b.name: arrays[b.name] for b in declared.outputs}
+        self.programs.bind(call.program, {b.name: arrays[b.name] for b in declared.inputs}, outputs)()
+        return {b.name: arrays[b.name].copy() for b in declared.outputs if not b.updates}
+
+
+def _call_sizes(call: Call) -> tuple[int, int, int]:
+    if call.program == "target":
+        slots, rows_in = call.inputs["tokens"].shape
+        return slots, rows_in, call.inputs["rows"].shape[1]
+    slots, rows = call.inputs["tokens" if call.program == "draft" else "block"].shape
+    return slots, rows, rows
+
+
+def digest(outputs: Arrays) -> dict[str, NDArray[Any]]:
+    """What is kept of a call's outputs: logits become their best token and a sample of columns."""
+    kept = {name: value for name, value in outputs.items() if name not in ("logits", "hidden")}
+    if "logits" in outputs:
+        logits = outputs["logits"]
+        columns = np.linspace(0, logits.shape[-1] - 1, min(_COLUMNS, logits.shape[-1])).astype(int)
+        kept |= {BEST: logits.argmax(-1), "columns": logits[..., columns]}
+    return kept
+
+
+def check(golden: Golden, runner: Runner) -> float:
+    """Run every call; returns the largest deviation of a logit. Raises EngineError naming the first call that is off."""
+    largest = 0.0
+    for index, (call, wanted) in enumerate(zip(golden.calls, golden.results, strict=True)):
+        found = digest(runner.run(call))
+        for name, value in wanted.items():
+            off = deviation(name, found[name], value)
+            if not off <= golden.tolerance:
+                raise EngineError(
+                    f"golden case {index} ({call.program}): {name} is off by {off:.3g}, allowed {golden.tolerance:.3g}; "
+                    "this engine computes something else than the checked program, so it is not used"
+                )
+            largest = max(largest, off if name == "columns" else 0.0)
+    return largest
+
+
+def deviation(name: str, found: NDArray[Any], wanted: NDArray[Any]) -> float:
+    """How far an output is off: the largest difference, or for tokens and counts 0 or infinity."""
+    if found.dtype.kind != "f":
+        # Near-ties may flip a token of `best` and `block`; their numbers are held to account by the float outputs.
+        agree = float(np.mean(found == wanted))
+        return 0.0 if agree >= (0.75 if name in (BEST, "block") else 1.0) else float("inf")
+    return float(np.abs(found.astype(np.float64) - wanted).max(initial=0.0))

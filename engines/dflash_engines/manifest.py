@@ -1,0 +1,59 @@
+"""bundle.json: what a bundle holds, from which models, for which limits. Written by the exporter, read by engines."""
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from dflash_engines.contract import Geometry, Limits
+
+SCHEMA_VERSION = 1
+Precision = Literal["fp32", "fp16", "bf16", "int8", "int4"]
+
+
+class _Record(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class ModelSource(_Record):
+    """Where a checkpoint came from."""
+
+    id: str  # Hugging Face id or the folder's name
+    revision: str  # hub commit, or "local"
+    sha256: str  # over its weight files, in name order
+
+
+class FileRecord(_Record):
+    """A file of the bundle, its path relative to the bundle's folder."""
+
+    sha256: str
+    bytes: int
+
+
+class Parity(_Record):
+    """How far a program is from PyTorch on real prompts."""
+
+    largest_difference: float
+    argmax_agreement: float
+    rows: int
+
+
+class Manifest(_Record):
+    """The whole of bundle.json."""
+
+    schema_version: int
+    target: ModelSource
+    drafter: ModelSource
+    architecture: str  # the target's Hugging Face model_type
+    geometry: Geometry
+    limits: Limits
+    target_layer_ids: tuple[int, ...]
+    block_size: int  # the block the drafter was trained for
+    mask_token_id: int
+    stop_token_ids: tuple[int, ...]
+    draft_vocab_size: int  # tokens the drafter can propose
+    precision: Precision
+    hidden_output: bool
+    programs: dict[str, str]  # program name to file, "target" to "target.onnx"
+    parity: dict[str, Parity]
+    exporter: dict[str, str]  # package to version
+    files: dict[str, FileRecord]

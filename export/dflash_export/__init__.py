@@ -1,0 +1,1 @@
+"""Offline: a Hugging Face target and a DFlash drafter become a bundle of ONNX programs."""

@@ -1,0 +1,59 @@
+"""The golden cases of a pair: which calls, and their results as the oracle gives them."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dflash_engines.golden import BEST, SLOTS, Call, Golden, Runner, digest
+
+Tokens = Sequence[int]
+
+
+def _prefill(slot: int, tokens: Tokens, start: int) -> Call:
+    rows = len(tokens)
+    return Call(program="target", first_slot=slot, inputs={
+        "tokens": np.array([tokens]), "start": np.array([start]), "length": np.array([start + rows]),
+        "rows": np.array([[rows - 1]])})  # fmt: skip
+
+
+def _iteration(
+    runner: Runner, anchors: NDArray[np.int64], starts: NDArray[np.int64], active: NDArray[np.bool_], block_size: int, mask: int
+) -> Iterator[tuple[Call, dict[str, NDArray[Any]]]]:
+    """draft, target, accept over all slots; each call's inputs come from the oracle's outputs before it."""
+    limits = runner.limits
+    start = np.where(active, starts, limits.max_len)
+    length = np.where(active, start + block_size, 1)
+    tokens = np.full((len(anchors), block_size), mask)
+    tokens[:, 0] = anchors
+    at = {"start": start, "length": length}
+    draft = Call(program="draft", first_slot=0, inputs={"tokens": tokens, **at})
+    yield draft, (drafted := runner.run(draft))
+    rows = np.tile(np.arange(block_size), (len(anchors), 1))
+    target = Call(program="target", first_slot=0, inputs={"tokens": drafted["block"], "rows": rows, **at})
+    yield target, (found := runner.run(target))
+    accept = Call(program="accept", first_slot=0, inputs={
+        BEST: found["logits"].argmax(-1), "block": drafted["block"], "start": start, "forced": np.ones_like(start),
+        "count": np.where(active, block_size, 0), "limit": np.full_like(start, limits.max_len)})  # fmt: skip
+    yield accept, runner.run(accept)
+
+
+def record(oracle: Runner, prompts: Sequence[Tokens], block_size: int, mask: int, tolerance: float) -> Golden:
+    """Prefill two slots, iterate with both, with one idle, and at the end of the cache; keep calls and results."""
+    first, second = (list(p)[: oracle.limits.prefill_chunk] for p in (prompts * 2)[:SLOTS])
+    half = max(2, len(first) // 2)
+    calls = [_prefill(0, first[:half], 0), _prefill(0, first[half:] or first[-1:] * 2, half), _prefill(1, second, 0)]
+    recorded = [(call, oracle.run(call)) for call in calls]
+    anchors = np.array([first[-1], second[-1]])
+    end = oracle.limits.max_len - 1
+    for starts, active in (
+        ((len(first), len(second)), (True, True)),
+        ((len(first) + 2, len(second) + 1), (True, True)),
+        ((len(first) + 3, 0), (True, False)),
+        ((end, len(second) + 2), (True, True)),
+    ):
+        recorded += _iteration(oracle, anchors, np.array(starts), np.array(active), block_size, mask)
+    return Golden(
+        calls=tuple(call for call, _ in recorded), results=tuple(digest(r) for _, r in recorded), tolerance=tolerance
+    )

@@ -1,0 +1,135 @@
+"""Compiled programs against PyTorch on real prompts: the gate that an export has to pass.
+
+The target's reference is transformers itself, recorded before its seams are opened; the drafter's is its torch module.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from dflash_engines.backend import Programs
+from dflash_engines.contract import Limits, Program
+from dflash_engines.errors import CheckpointError
+from dflash_engines.golden import Call, Runner
+from dflash_engines.manifest import Parity, Precision
+from dflash_export.checkpoint import TargetModel
+from dflash_export.programs.build import Modules
+from dflash_export.pytorch_backend import PytorchPrograms
+
+Tokens = Sequence[int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gate:
+    """How far a program may be from PyTorch."""
+
+    largest_difference: float  # of a logit, in standard deviations of logits; of a drafted token's confidence
+    argmax_agreement: float
+
+
+# A drafter that is a little off costs acceptance, never a wrong token; its int8 gate only catches what is broken.
+GATES: dict[tuple[Precision, str], Gate] = {
+    ("fp32", "target"): Gate(largest_difference=1e-3, argmax_agreement=0.999),
+    ("fp32", "draft"): Gate(largest_difference=5e-3, argmax_agreement=0.995),
+    ("int8", "target"): Gate(largest_difference=1.0, argmax_agreement=0.95),
+    ("int8", "draft"): Gate(largest_difference=0.5, argmax_agreement=0.80),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reference:
+    """transformers' logits [S,V] for each prompt."""
+
+    prompts: tuple[Tokens, ...]
+    logits: tuple[NDArray[np.float32], ...]
+
+    @property
+    def scale(self) -> float:
+        """The logits' standard deviation."""
+        return float(np.concatenate([x.ravel() for x in self.logits]).std())
+
+
+def record_reference(target: TargetModel, prompts: Sequence[Tokens]) -> Reference:
+    """Run transformers' own forward pass on each prompt."""
+    with torch.no_grad():
+        logits = [target.model(torch.tensor([list(p)])).logits[0].float().numpy() for p in prompts]
+    return Reference(prompts=tuple(prompts), logits=tuple(logits))
+
+
+def target_calls(prompt: Tokens, chunk: int) -> list[Call]:
+    """The prompt in chunks, logits of every row."""
+    calls = []
+    for start in range(0, len(prompt), chunk):
+        tokens = np.array([prompt[start : start + chunk]], np.int64)
+        rows = tokens.shape[1]
+        calls.append(Call(program="target", first_slot=0, inputs={
+            "tokens": tokens, "start": np.array([start]), "length": np.array([start + rows]),
+            "rows": np.arange(rows)[None]}))  # fmt: skip
+    return calls
+
+
+def draft_call(prompt: Tokens, start: int, block_size: int, mask_token_id: int) -> Call:
+    """A block drafted with prompt[start] as anchor."""
+    tokens = np.full((1, block_size), mask_token_id, np.int64)
+    tokens[0, 0] = prompt[start]
+    return Call(program="draft", first_slot=0, inputs={
+        "tokens": tokens, "start": np.array([start]), "length": np.array([start + block_size])})  # fmt: skip
+
+
+def target_parity(reference: Reference, runner: Runner, chunk: int) -> Parity:
+    """The compiled target against transformers."""
+    difference, agree, rows = 0.0, 0, 0
+    for prompt, wanted in zip(reference.prompts, reference.logits, strict=True):
+        found = np.concatenate([runner.run(call)["logits"][0] for call in target_calls(prompt, chunk)])
+        difference = max(difference, float(np.abs(found - wanted).max()))
+        agree += int((found.argmax(-1) == wanted.argmax(-1)).sum())
+        rows += len(wanted)
+    return Parity(largest_difference=difference / reference.scale, argmax_agreement=agree / rows, rows=rows)
+
+
+def draft_parity(
+    reference: Reference, compiled: Runner, oracle: Runner, block_size: int, mask_token_id: int
+) -> Parity:
+    """The compiled drafter against its torch module, both after the compiled and the torch target's prefill."""
+    difference, agree, rows = 0.0, 0, 0
+    for prompt in reference.prompts:
+        for runner in (compiled, oracle):
+            for call in target_calls(prompt, len(prompt)):
+                runner.run(call)
+        for start in range(2, len(prompt), 7)[::-1]:  # from the end: a block leaves its rows behind
+            call = draft_call(prompt, start, block_size, mask_token_id)
+            found, wanted = compiled.run(call), oracle.run(call)
+            difference = max(difference, float(np.abs(found["confidence"] - wanted["confidence"]).max()))
+            agree += int((found["block"] == wanted["block"])[:, 1:].sum())
+            rows += block_size - 1
+    return Parity(largest_difference=difference, argmax_agreement=agree / rows, rows=rows)
+
+
+def check_parity(
+    reference: Reference, programs: Programs, modules: Modules, declared: Sequence[Program], precision: Precision
+) -> dict[str, Parity]:
+    """Parity of `target` and `draft`. Raises CheckpointError when a gate isn't passed."""
+    longest = max(map(len, reference.prompts))
+    block_size, mask = modules.draft.drafter.config.block_size, modules.accept.mask_token_id
+    limits = Limits(max_len=longest + block_size, prefill_chunk=longest, block_sizes=(block_size,))
+    compiled, oracle = (Runner(p, declared, limits) for p in (programs, PytorchPrograms(modules)))
+    found = {
+        "target": target_parity(reference, compiled, chunk=min(33, longest)),
+        "draft": draft_parity(reference, compiled, oracle, block_size, mask),
+    }
+    for program, parity in found.items():
+        _pass(program, parity, GATES[precision, program])
+    return found
+
+
+def _pass(program: str, parity: Parity, gate: Gate) -> None:
+    if parity.largest_difference <= gate.largest_difference and parity.argmax_agreement >= gate.argmax_agreement:
+        return
+    raise CheckpointError(
+        f"{program} does not compute what PyTorch does: off by up to {parity.largest_difference:.2g} "
+        f"(allowed {gate.largest_difference:g}), {parity.argmax_agreement:.2%} of the best tokens agree "
+        f"(needed {gate.argmax_agreement:.2%}); no bundle was written"
+    )

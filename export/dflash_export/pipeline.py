@@ -1,0 +1,200 @@
+"""The whole export: two checkpoints in, a bundle out, or one error and nothing written.
+
+A bundle grows in a hidden folder beside its place and is moved there when it is whole and has passed parity.
+"""
+
+import hashlib
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from importlib.metadata import version
+from pathlib import Path
+
+import onnx_ir as ir
+import torch
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
+
+from dflash_engines import contract, golden
+from dflash_engines.backend import Options, Programs
+from dflash_engines.bundle import MANIFEST_FILE, Bundle
+from dflash_engines.contract import Limits, Program
+from dflash_engines.errors import CheckpointError
+from dflash_engines.host_engine import declared_programs
+from dflash_engines.lowerings.int8_weights import int8_weights
+from dflash_engines.manifest import SCHEMA_VERSION, FileRecord, Manifest, Precision
+from dflash_engines.onnxruntime_cpu import OnnxRuntimePrograms
+from dflash_export import golden_cases, parity, rewrite
+from dflash_export.checkpoint import Checkpoint, locate
+from dflash_export.programs.build import Modules, Pair, assemble, load_pair
+from dflash_export.prompts import PROMPTS
+from dflash_export.pytorch_backend import PytorchPrograms
+from dflash_export.trace import trace
+from dflash_export.weights import WeightFile
+
+Report = Callable[[str], object]  # told what begins now
+STEPS = 7  # how often `export` reports
+# Taps are large and rare: fc stays in floating point, whatever the bundle's precision.
+_KEEP = ("drafter.fc",)
+_VERSIONS = ("dflash-trt", "torch", "transformers", "onnx", "onnxruntime", "onnxscript")
+GOLDEN_TOLERANCE: dict[Precision, float] = {"fp32": 5e-3, "int8": 1.0}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExportRequest:
+    """What to export, and for which limits."""
+
+    target: str  # folder or Hugging Face id
+    drafter: str
+    out: Path
+    precision: Precision = "fp32"
+    max_len: int = 2048
+    max_batch: int = 1
+    prefill_chunk: int = 128
+    block_sizes: tuple[int, ...] | None = None  # the drafter's own when None
+    hidden_output: bool = False
+    draft_vocab: tuple[int, ...] | None = None  # ids the drafter may propose; all when None
+
+
+def export(request: ExportRequest, report: Report = lambda _: None) -> Bundle:
+    """Write the bundle and open it. Raises DflashError; then nothing is left behind."""
+    if request.out.exists():
+        raise CheckpointError(f"{request.out} exists already; choose another folder, or remove it first")
+    report("loading checkpoints")
+    target, drafter = locate(request.target), locate(request.drafter)
+    models = load_pair(target, drafter)
+    tokenizer = AutoTokenizer.from_pretrained(target.folder)
+    limits = _limits(request, models)
+    report("running transformers on the parity prompts")
+    prompts = [tokenizer(text, add_special_tokens=False)["input_ids"][: limits.max_len // 2] for text in PROMPTS]
+    reference = parity.record_reference(models.target, prompts)
+    modules = assemble(models, draft_vocab=_vocabulary(request, models), hidden_output=request.hidden_output)
+    with _hidden_folder(request.out) as folder:
+        _write_programs(folder, modules, request, report)
+        _save_tokenizer(tokenizer, folder)
+        manifest = _manifest(request, target, drafter, models, modules, limits)
+        report("checking parity with PyTorch")
+        compiled = OnnxRuntimePrograms(_seal(folder, manifest), Options())
+        found = parity.check_parity(reference, compiled, modules, declared_programs(manifest), request.precision)
+        report("recording golden cases")
+        _save_golden(folder, manifest, PytorchPrograms(modules), compiled, prompts)
+        bundle = _seal(folder, manifest.model_copy(update={"parity": found}))
+        folder.rename(request.out)
+    return replace(bundle, path=request.out.resolve())
+
+
+def _limits(request: ExportRequest, models: Pair) -> Limits:
+    trained = models.drafter.config.block_size
+    sizes = request.block_sizes or tuple(range(2, trained + 1))
+    if max(sizes) > trained or min(sizes) < 2:
+        raise CheckpointError(f"block sizes {list(sizes)}: this drafter was trained for blocks of up to {trained}, from 2")
+    ceiling = models.target.model.config.get_text_config().max_position_embeddings
+    if request.max_len > ceiling:
+        raise CheckpointError(f"max_len {request.max_len} is more than the target's {ceiling} positions")
+    return Limits(max_len=request.max_len, max_batch=request.max_batch, prefill_chunk=request.prefill_chunk, block_sizes=sizes)
+
+
+def _vocabulary(request: ExportRequest, models: Pair) -> torch.Tensor | None:
+    if request.draft_vocab is None:
+        return None
+    size = models.target.head.shape[0]
+    if strange := [i for i in request.draft_vocab if not 0 <= i < size]:
+        raise CheckpointError(f"draft vocabulary: id {strange[0]} is not one of the target's {size}")
+    return torch.tensor(sorted(set(request.draft_vocab)))
+
+
+@contextmanager
+def _hidden_folder(out: Path) -> Iterator[Path]:
+    out.parent.mkdir(parents=True, exist_ok=True)
+    folder = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))
+    try:
+        folder.chmod(0o755)
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _write_programs(folder: Path, modules: Modules, request: ExportRequest, report: Report) -> None:
+    geometry = modules.geometry
+    programs = (
+        (modules.target, contract.target(geometry, hidden_output=request.hidden_output)),
+        (modules.draft, contract.draft(geometry)),
+        (modules.accept, contract.accept(geometry)),
+    )
+    with WeightFile(folder / "weights.bin") as weights:
+        for module, program in programs:
+            report(f"tracing {program.name}")
+            model = _rewritten(trace(module, program), program, request.precision)
+            weights.take(model)
+            ir.save(model, folder / f"{program.name}.onnx")
+
+
+def _rewritten(model: ir.Model, program: Program, precision: Precision) -> ir.Model:
+    rewrite.name_weights(model.graph)
+    rewrite.merge_products(model.graph)
+    rewrite.strip(model)
+    if precision == "fp32" or program.name == "accept":
+        return model
+    if program.name == "draft":
+        rewrite.fold_transposes(model.graph)  # the head too: drafts may be inexact, the target's head may not
+    return ir.serde.deserialize_model(int8_weights(ir.serde.serialize_model(model), _KEEP))
+
+
+def _save_tokenizer(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
+    tokenizer.save_pretrained(folder)
+    if not (folder / "tokenizer.json").is_file():
+        raise CheckpointError(f"{tokenizer.name_or_path}: its tokenizer has no tokenizer.json form; convert it to a fast one")
+
+
+def _manifest(
+    request: ExportRequest, target: Checkpoint, drafter: Checkpoint, models: Pair, modules: Modules, limits: Limits
+) -> Manifest:
+    config = models.drafter.config
+    return Manifest(
+        schema_version=SCHEMA_VERSION,
+        target=target.source,
+        drafter=drafter.source,
+        architecture=models.target.model.config.model_type,
+        geometry=modules.geometry,
+        limits=limits,
+        target_layer_ids=config.target_layer_ids,
+        block_size=config.block_size,
+        mask_token_id=config.mask_token_id,
+        stop_token_ids=models.target.stop_token_ids,
+        draft_vocab_size=modules.draft.head.shape[0],
+        precision=request.precision,
+        hidden_output=request.hidden_output,
+        programs={name: f"{name}.onnx" for name in ("target", "draft", "accept")},
+        parity={},
+        exporter={package: version(package) for package in _VERSIONS},
+        files={},
+    )
+
+
+def _save_golden(
+    folder: Path, manifest: Manifest, oracle: Programs, compiled: Programs, prompts: Sequence[Sequence[int]]
+) -> None:
+    """Record golden cases, and hold the compiled programs to them.
+
+    The oracle's results, where it computes the same weights; else those of the programs that passed parity.
+    """
+    precision, declared = manifest.precision, declared_programs(manifest)
+    runner = golden.Runner(oracle if precision == "fp32" else compiled, declared, manifest.limits)
+    block = max(manifest.limits.block_sizes)
+    cases = golden_cases.record(runner, prompts, block, manifest.mask_token_id, GOLDEN_TOLERANCE[precision])
+    cases.save(folder / golden.FILE)
+    golden.check(golden.Golden.load(folder / golden.FILE), golden.Runner(compiled, declared, manifest.limits))
+
+
+def _seal(folder: Path, manifest: Manifest) -> Bundle:
+    """Write bundle.json over the files that lie in the folder now, and open the result."""
+    files = {p.name: _record(p) for p in sorted(folder.iterdir()) if p.name != MANIFEST_FILE}
+    text = manifest.model_copy(update={"files": files}).model_dump_json(indent=1)
+    (folder / MANIFEST_FILE).write_text(text, encoding="utf-8")
+    return Bundle.open(folder)
+
+
+def _record(path: Path) -> FileRecord:
+    with path.open("rb") as file:
+        return FileRecord(sha256=hashlib.file_digest(file, "sha256").hexdigest(), bytes=path.stat().st_size)
