@@ -1,0 +1,197 @@
+import io
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dflash_runtime import comparison
+from dflash_runtime.cli import report
+from dflash_runtime.cli.generate import main
+from dflash_runtime.completion import Step
+from tests.engines.scripted_bundle import BLOCK_SIZE, MAX_LEN, byte_tokenizer
+from tests.engines.scripted_pair import STOP_TOKEN_IDS, plain_answer
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def run(scripted_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """Runs the command in this process; gives its exit code, stdout and stderr."""
+
+    def run(*arguments: str, bundle: str = str(scripted_folder)) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["dflash-generate", bundle, *arguments])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        out, err = capsys.readouterr()
+        return int(ended.value.code or 0), out, err
+
+    return run
+
+
+def text_of(prompt: list[int], new: int) -> str:
+    tokens, reason = plain_answer(prompt, new, STOP_TOKEN_IDS, MAX_LEN)
+    return byte_tokenizer().decode(tokens[:-1] if reason == "stop" else tokens)
+
+
+def encoded(text: str) -> list[int]:
+    ids: list[int] = byte_tokenizer().encode(text).ids
+    return ids
+
+
+def chat(text: str) -> list[int]:
+    return encoded(f"<|turn|>user: {text}<|end|><|turn|>assistant: ")
+
+
+def test_a_prompt_is_a_turn_of_the_user(run: Run) -> None:
+    code, out, err = run("hi", "--max-new-tokens", "6")
+    assert (code, out) == (0, text_of(chat("hi"), 6) + "\n")
+    assert "tokens/s" in err
+
+
+def test_raw_completes_plain_text(run: Run) -> None:
+    code, out, _ = run("hi", "--raw", "--max-new-tokens", "6")
+    assert (code, out) == (0, text_of(encoded("hi"), 6) + "\n")
+
+
+def test_a_dash_reads_stdin(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO("a\tb\n"))
+    code, out, _ = run("-", "--raw", "--max-new-tokens", "6")
+    assert (code, out) == (0, text_of(encoded("a\tb\n"), 6) + "\n")
+
+
+def test_json_is_one_object_and_nothing_else(run: Run) -> None:
+    code, out, err = run("hi", "--json", "--max-new-tokens", "6", "--block-size", "1")
+    fields = json.loads(out)
+    assert (code, err) == (0, "")
+    assert fields["text"] == text_of(chat("hi"), 6)
+    assert fields["acceptance_length"] == 1.0
+    assert fields["seconds"]["draft"] == 0.0
+
+
+def test_compare_tells_both_speeds_and_that_the_texts_are_identical(run: Run) -> None:
+    code, out, err = run("hi", "--compare", "--max-new-tokens", "8")
+    assert (code, out.rstrip("\n")) == (0, text_of(chat("hi"), 8))
+    assert "identical" in err and "ratio" in err
+
+
+def test_compare_as_json(run: Run) -> None:
+    code, out, err = run("hi", "--compare", "--json", "--max-new-tokens", "8")
+    fields = json.loads(out)
+    assert (code, err) == (0, "")
+    assert fields["identical"] is True
+    assert fields["plain"]["token_ids"] == fields["token_ids"]
+    assert fields["speed_ratio"] > 0
+
+
+def test_different_texts_exit_with_3(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(comparison.Comparison, "identical", property(lambda self: False))
+    code, _, err = run("hi", "--compare", "--max-new-tokens", "4")
+    assert code == 3
+    assert "different" in err
+
+
+def write_lines(file: Path, *lines: object) -> Path:
+    file.write_text("\n".join(line if isinstance(line, str) else json.dumps(line) for line in lines))
+    return file
+
+
+def test_many_prompts_with_turns_that_follow_each_other(run: Run, tmp_path: Path) -> None:
+    file = write_lines(tmp_path / "p.jsonl", {"prompt": "a"}, "", {"turns": ["b", "c"], "id": 3})
+    code, out, _ = run("--prompts", str(file), "--json", "--max-new-tokens", "3")
+    answers = [json.loads(line) for line in out.splitlines()]
+    assert code == 0
+    assert [found["prompt"] for found in answers] == ["a", "b", "c"]
+    first = text_of(chat("b"), 3)
+    both = f"<|turn|>user: b<|end|><|turn|>assistant: {first}<|end|><|turn|>user: c<|end|><|turn|>assistant: "
+    assert answers[2]["prompt_tokens"] == len(encoded(both))
+
+
+def test_the_total_of_several_comparisons(run: Run, tmp_path: Path) -> None:
+    file = write_lines(tmp_path / "p.jsonl", {"prompt": "a"}, {"prompt": "b"})
+    code, _, err = run("--prompts", str(file), "--compare", "--max-new-tokens", "5")
+    assert code == 0
+    assert "all" in err and "10" in err
+
+
+BAD_FILES = {
+    "not JSON": ("{", "p.jsonl:1: not valid JSON"),
+    "no prompt": ({"text": "x"}, 'p.jsonl:1: expected an object with "turns"'),
+    "turns of numbers": ({"turns": [1]}, "expected an object"),
+    "a list": ([1], "expected an object"),
+    "empty": ("", "holds no prompt"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_FILES)
+def test_a_bad_prompts_file_is_one_line(run: Run, tmp_path: Path, name: str) -> None:
+    content, message = BAD_FILES[name]
+    code, out, err = run("--prompts", str(write_lines(tmp_path / "p.jsonl", content)))
+    assert (code, out) == (2, "")
+    assert message in err
+    assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        ([], 2, "give either PROMPT"),
+        (["hi", "--prompts", "x.jsonl"], 2, "give either PROMPT"),
+        (["--prompts", "/no/such.jsonl"], 2, "can't read /no/such.jsonl"),
+        (["hi", "--max-new-tokens", "0"], 2, "max_new_tokens must be at least 1, not 0"),
+        (["hi", "--block-size", "99"], 2, f"block_size must be within 1..{BLOCK_SIZE}"),
+        (["x" * 99], 2, f"this engine holds {MAX_LEN}"),
+        (["hi", "--backend", "magic"], 1, "no backend 'magic'; installed are ["),
+    ],
+)
+def test_bad_input_is_one_line_and_a_code(run: Run, arguments: list[str], code: int, message: str) -> None:
+    found, out, err = run(*arguments)
+    assert (found, out) == (code, "")
+    assert message in err
+    assert err.startswith("error: ")
+    assert err.count("\n") == 1
+
+
+def test_a_missing_bundle_is_one_line(run: Run, tmp_path: Path) -> None:
+    code, _, err = run("hi", bundle=str(tmp_path / "nowhere"))
+    assert code == 2
+    assert "no such folder" in err
+    assert err.count("\n") == 1
+
+
+def test_an_unknown_option_is_a_usage_error(run: Run) -> None:
+    assert run("hi", "--colour")[0] == 2
+
+
+def test_help_shows_examples_and_exit_codes(run: Run) -> None:
+    code, out, _ = run("--help")
+    assert code == 0
+    assert 'dflash-generate build/demo "Why is the sky blue?"' in out
+    assert "3 outputs differ" in out
+
+
+def test_accepted_tokens_are_green_on_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    fields: dict[str, Any] = {"token_ids": (1, 2), "acceptance_length": 2, "finish_reason": None}
+    report.show_in_colour(Step(text="drafted own", accepted=1, accepted_text="drafted", **fields))
+    report.show_in_colour(Step(text=" alone", accepted=0, accepted_text="", **fields))
+    assert capsys.readouterr().out == "\x1b[32mdrafted\x1b[0m own alone"
+
+
+def test_a_pipe_gets_no_colour_codes(run: Run) -> None:
+    _, out, _ = run("hi", "--max-new-tokens", "8")
+    assert "\x1b" not in out
+
+
+def test_no_color_is_respected(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setattr(sys, "stdout", Terminal())
+    assert report.stdout_has_colours()
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert not report.stdout_has_colours()

@@ -1,0 +1,170 @@
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dflash_engines.bundle import Bundle
+from dflash_engines.errors import EngineError, RequestError
+from dflash_runtime import Completion, Decoder, Step, finish
+from tests.engines.scripted_bundle import (
+    BLOCK_SIZE,
+    MAX_LEN,
+    byte_tokenizer,
+    manifest,
+    write_bundle,
+    write_manifest,
+)
+from tests.engines.scripted_pair import POISON_ID, STOP_TOKEN_IDS, acceptance_lengths, plain_answer
+
+PROMPT = [5, 6, 7]
+
+
+def answer(prompt: list[int], new: int = 20, stops: tuple[int, ...] = ()) -> tuple[list[int], str]:
+    return plain_answer(prompt, new, stops, MAX_LEN)
+
+
+def test_a_bundle_loads_by_its_folder(scripted_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(scripted_folder.parent)
+    decoder = Decoder.load(scripted_folder.name, max_len=30)
+    completion = decoder.complete(PROMPT, max_new_tokens=100, stop_token_ids=())
+    assert len(completion.token_ids) == 30 + 1 - len(PROMPT)
+
+
+def test_an_unknown_backend_is_an_engine_error(scripted_folder: Path) -> None:
+    with pytest.raises(EngineError, match=r"no backend 'magic'; installed are .*'onnxruntime'"):
+        Decoder.load(scripted_folder, backend="magic")
+
+
+@pytest.mark.parametrize("block_size", [1, 2, BLOCK_SIZE])
+def test_a_completion_is_the_plain_answer_with_its_measurements(decoder: Decoder, block_size: int) -> None:
+    found = decoder.complete(PROMPT, max_new_tokens=20, block_size=block_size, stop_token_ids=())
+    tokens, reason = answer(PROMPT)
+    assert (list(found.token_ids), found.finish_reason) == (tokens, reason)
+    assert list(found.acceptance_lengths) == acceptance_lengths(PROMPT, 20, block_size)
+    assert found.acceptance_length == sum(found.acceptance_lengths) / len(found.acceptance_lengths)
+    assert found.text == byte_tokenizer().decode(tokens)
+    assert (found.prompt_tokens, found.reused_tokens) == (len(PROMPT), 0)
+    assert min(found.seconds.prefill, found.seconds.target, found.seconds.accept, found.seconds.host) > 0
+    assert (found.seconds.draft > 0) == (block_size > 1)
+    assert found.tokens_per_second > 0
+
+
+def test_the_last_block_counts_in_full_although_it_was_cut(decoder: Decoder) -> None:
+    """Acceptance length says how good the drafter is, not where the budget ended."""
+    prompt = [3, 1, 4, 1, 5]
+    first = acceptance_lengths(prompt, 20, BLOCK_SIZE)[0]
+    assert first > 2
+    cut = decoder.complete(prompt, max_new_tokens=2, stop_token_ids=())
+    assert cut.acceptance_lengths == (first,)
+
+
+def test_steps_make_up_the_completion(decoder: Decoder) -> None:
+    steps: list[Step] = []
+    found = finish(decoder.generate(PROMPT, max_new_tokens=20, stop_token_ids=()), steps.append)
+    assert isinstance(found, Completion)
+    assert [token for step in steps for token in step.token_ids] == list(found.token_ids)
+    assert "".join(step.text for step in steps) == found.text
+    assert [step.finish_reason for step in steps[:-1]] == [None] * (len(steps) - 1)
+    assert steps[0].acceptance_length is None
+    for step in steps:
+        assert step.text.startswith(step.accepted_text)
+        assert 0 <= step.accepted <= len(step.token_ids)
+    for step in steps[1:-1]:
+        assert step.acceptance_length == step.accepted + 1 == len(step.token_ids)
+
+
+def test_the_models_own_stop_tokens_end_the_answer_and_give_no_text(decoder: Decoder) -> None:
+    tokens, reason = answer(PROMPT, 40, STOP_TOKEN_IDS)
+    found = decoder.complete(PROMPT, max_new_tokens=40)
+    assert reason == found.finish_reason == "stop"
+    assert list(found.token_ids) == tokens
+    assert found.text == byte_tokenizer().decode(tokens[:-1])  # the stop is an ordinary token here
+
+
+def test_given_stop_tokens_take_the_place_of_the_models_own(decoder: Decoder) -> None:
+    plain = answer(PROMPT, 40)[0]
+    assert list(decoder.complete(PROMPT, max_new_tokens=40, stop_token_ids=()).token_ids) == plain
+    stop = plain[6]
+    found = decoder.complete(PROMPT, max_new_tokens=40, stop_token_ids=[stop])
+    assert list(found.token_ids) == plain[: plain.index(stop) + 1]
+
+
+def test_text_and_messages_are_encoded_with_the_bundles_own_tokenizer(decoder: Decoder) -> None:
+    tokenizer = byte_tokenizer()
+    as_text = decoder.complete("hello", max_new_tokens=8, stop_token_ids=())
+    assert list(as_text.token_ids) == answer(tokenizer.encode("hello").ids, 8)[0]
+    as_chat = decoder.complete([{"role": "user", "content": "hey"}], max_new_tokens=8, stop_token_ids=())
+    prompt = tokenizer.encode("<|turn|>user: hey<|end|><|turn|>assistant: ").ids
+    assert as_chat.prompt_tokens == len(prompt)
+    assert list(as_chat.token_ids) == answer(prompt, 8)[0]
+
+
+def test_the_second_turn_computes_only_what_is_new(decoder: Decoder) -> None:
+    first = decoder.complete(PROMPT, max_new_tokens=10, stop_token_ids=())
+    prompt = [*PROMPT, *first.token_ids, 50, 51]
+    second = decoder.complete(prompt, max_new_tokens=10, stop_token_ids=())
+    assert second.reused_tokens >= len(PROMPT) + 9  # the last token may not have gone through the target
+    assert list(second.token_ids) == answer(prompt, 10)[0]
+    decoder.forget()
+    assert decoder.complete(prompt, max_new_tokens=10, stop_token_ids=()).reused_tokens == 0
+
+
+def test_an_abandoned_generation_leaves_the_decoder_usable(decoder: Decoder) -> None:
+    steps = decoder.generate(PROMPT, max_new_tokens=30, stop_token_ids=())
+    next(steps)
+    next(steps)
+    del steps
+    assert list(decoder.complete(PROMPT, max_new_tokens=20, stop_token_ids=()).token_ids) == answer(PROMPT)[0]
+
+
+def test_a_generation_that_was_never_started_holds_nothing(decoder: Decoder) -> None:
+    never_started = decoder.generate(PROMPT)
+    assert decoder.complete(PROMPT, max_new_tokens=3, stop_token_ids=()).finish_reason == "length"
+    never_started.close()
+
+
+def test_two_generations_at_once_are_refused_at_the_call(decoder: Decoder) -> None:
+    steps = decoder.generate(PROMPT, stop_token_ids=())
+    next(steps)
+    with pytest.raises(RequestError, match="another generation is running on this decoder"):
+        decoder.generate([8])
+    steps.close()
+    assert decoder.complete([8], max_new_tokens=1, stop_token_ids=()).token_ids == tuple(answer([8], 1)[0])
+
+
+def test_an_overflow_fails_the_request_and_not_the_next(decoder: Decoder) -> None:
+    with pytest.raises(EngineError, match="NaN or infinity"):
+        decoder.complete([*PROMPT, POISON_ID])
+    assert list(decoder.complete(PROMPT, max_new_tokens=20, stop_token_ids=()).token_ids) == answer(PROMPT)[0]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "arguments", "message"),
+    [
+        ("", {}, "the prompt is empty"),
+        ([], {}, "the prompt is empty"),
+        ([1] * (MAX_LEN + 1), {}, f"has {MAX_LEN + 1} tokens, this engine holds {MAX_LEN}"),
+        ([1, 260], {}, "token id 260"),
+        ([1], {"max_new_tokens": 0}, "max_new_tokens must be at least 1"),
+        ([1], {"block_size": BLOCK_SIZE + 1}, f"block_size must be within 1..{BLOCK_SIZE}"),
+        ([1], {"stop_token_ids": [-1]}, "stop_token_ids holds token id -1"),
+        (7, {}, "a prompt is text"),
+    ],
+)
+def test_a_bad_request_is_refused_at_the_call(
+    decoder: Decoder, prompt: object, arguments: dict[str, Any], message: str
+) -> None:
+    for method in (decoder.generate, decoder.complete):
+        with pytest.raises(RequestError, match=message):
+            method(prompt, **arguments)  # type: ignore[arg-type]
+
+
+def test_a_tokenizer_file_that_truncates_does_not_cut_prompts(tmp_path: Path) -> None:
+    folder = write_bundle(tmp_path / "bundle")
+    tokenizer = byte_tokenizer()
+    tokenizer.enable_truncation(4)
+    tokenizer.enable_padding(length=16)
+    (folder / "tokenizer.json").write_text(tokenizer.to_str())
+    write_manifest(folder, manifest())
+    found = Decoder.load(Bundle.open(folder).path).complete("hello world", max_new_tokens=1)
+    assert found.prompt_tokens == len("hello world")
