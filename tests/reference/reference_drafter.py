@@ -204,6 +204,6 @@ class ReferenceDrafter(nn.Module):
     def logits(self, hidden: Tensor) -> Tensor:
         head = self._outside[0].get_output_embeddings()  # type: ignore[no-untyped-call]
         logits: Tensor = head(hidden) * self.output_multiplier
-        if self.final_logit_softcapping is None:
+        if not self.final_logit_softcapping:
             return logits
         return torch.tanh(logits / self.final_logit_softcapping) * self.final_logit_softcapping
