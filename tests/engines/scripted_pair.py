@@ -10,7 +10,7 @@ from collections.abc import Collection, Sequence
 VOCAB_SIZE = 260
 MASK_TOKEN_ID = 2
 POISON_ID = 259  # the logits of its row are NaN
-SCRIPT = (40, 75, 200, 75, 12, 130, 7, 99, 40, 61, 180)
+SCRIPT = (40, 75, 200, MASK_TOKEN_ID, 12, 130, 7, 99, 40, 61, 180)  # the mask's id is an ordinary token too
 STOP_TOKEN_IDS = (130,)
 
 

@@ -3,8 +3,11 @@ from typing import Any
 
 import pytest
 
+from dflash_engines.backend import Buffers, Options, Run
 from dflash_engines.bundle import Bundle
 from dflash_engines.errors import EngineError, RequestError
+from dflash_engines.host_engine import HostEngine, host_limits
+from dflash_engines.onnxruntime_cpu import OnnxRuntimePrograms
 from dflash_runtime import Completion, Decoder, Step, finish
 from tests.engines.scripted_bundle import (
     BLOCK_SIZE,
@@ -136,6 +139,37 @@ def test_an_overflow_fails_the_request_and_not_the_next(decoder: Decoder) -> Non
     with pytest.raises(EngineError, match="NaN or infinity"):
         decoder.complete([*PROMPT, POISON_ID])
     assert list(decoder.complete(PROMPT, max_new_tokens=20, stop_token_ids=()).token_ids) == answer(PROMPT)[0]
+
+
+class FailsOnce:
+    """Programs whose n-th run of one program fails."""
+
+    def __init__(self, bundle: Bundle, program: str, run: int) -> None:
+        self._programs = OnnxRuntimePrograms(bundle, Options())
+        self._program, self._left = program, run
+
+    def bind(self, program: str, inputs: Buffers, outputs: Buffers) -> Run:
+        run = self._programs.bind(program, inputs, outputs)
+
+        def fails_once() -> None:
+            if program == self._program:
+                self._left -= 1
+                if self._left == 0:
+                    raise EngineError("the device is on fire")
+            run()
+
+        return fails_once
+
+
+@pytest.mark.parametrize("program", ["draft", "target", "accept"])
+@pytest.mark.parametrize("run", [1, 2, 4])
+def test_a_call_that_fails_ends_its_request_and_not_the_next(bundle: Bundle, program: str, run: int) -> None:
+    decoder = Decoder(HostEngine(bundle, FailsOnce(bundle, program, run), host_limits(bundle, Options())))
+    with pytest.raises(EngineError, match="on fire"):
+        decoder.complete(PROMPT, max_new_tokens=40, stop_token_ids=())
+    for block_size in (BLOCK_SIZE, 1):
+        found = decoder.complete(PROMPT, max_new_tokens=20, block_size=block_size, stop_token_ids=())
+        assert list(found.token_ids) == answer(PROMPT)[0]
 
 
 @pytest.mark.parametrize(

@@ -143,8 +143,19 @@ def test_a_stop_token_is_found_at_every_place_of_a_block(loop: DecodeLoop, index
 
 
 def test_a_stop_that_is_the_mask_token_is_not_seen_in_the_padding(loop: DecodeLoop, bundle: Bundle) -> None:
-    asked = request([5, 6, 7], stop_token_ids=frozenset({bundle.manifest.mask_token_id}))
-    assert answer(list(loop.run(0, asked))) == expected(asked)
+    mask = frozenset({bundle.manifest.mask_token_id})
+    asked = request([5, 6, 7, 8, 9], max_new_tokens=30, stop_token_ids=mask)
+    tokens, reason = answer(list(loop.run(0, asked)))
+    assert (tokens, reason) == expected(asked)
+    assert reason == "stop"
+    assert len(tokens) > BLOCK_SIZE
+
+
+def test_tokens_equal_to_the_mask_token_are_kept(loop: DecodeLoop, bundle: Bundle) -> None:
+    asked = request([5, 6, 7], max_new_tokens=40)
+    tokens, _ = answer(list(loop.run(0, asked)))
+    assert tokens == expected(asked)[0]
+    assert tokens.count(bundle.manifest.mask_token_id) > 1
 
 
 def test_a_stop_wins_over_the_budget(loop: DecodeLoop) -> None:

@@ -15,7 +15,14 @@ def read_conversations(prompt: str | None, file: Path | None) -> list[Turns]:
         raise RequestError("give either PROMPT (or - for stdin) or --prompts FILE")
     if file is not None:
         return _read_file(file)
-    return [(sys.stdin.read() if prompt == "-" else prompt or "",)]
+    return [(_read_stdin() if prompt == "-" else prompt or "",)]
+
+
+def _read_stdin() -> str:
+    try:
+        return sys.stdin.buffer.read().decode()
+    except UnicodeDecodeError as e:
+        raise RequestError(f"stdin is not UTF-8 text: {e}") from e
 
 
 def _read_file(file: Path) -> list[Turns]:

@@ -57,9 +57,17 @@ def test_raw_completes_plain_text(run: Run) -> None:
 
 
 def test_a_dash_reads_stdin(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "stdin", io.StringIO("a\tb\n"))
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO("a\té\n".encode())))
     code, out, _ = run("-", "--raw", "--max-new-tokens", "6")
-    assert (code, out) == (0, text_of(encoded("a\tb\n"), 6) + "\n")
+    assert (code, out) == (0, text_of(encoded("a\té\n"), 6) + "\n")
+
+
+def test_stdin_that_is_not_text_is_one_line(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"\xff\xfe")))
+    code, _, err = run("-")
+    assert code == 2
+    assert "stdin is not UTF-8 text" in err
+    assert err.count("\n") == 1
 
 
 def test_json_is_one_object_and_nothing_else(run: Run) -> None:
