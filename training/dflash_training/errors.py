@@ -1,0 +1,5 @@
+"""The one error a user of the trainer sees: what is wrong, where, and how to put it right."""
+
+
+class TrainingError(Exception):
+    """A wrong input or an impossible request. The message says what, where and how to fix it."""
