@@ -43,7 +43,7 @@ class Golden:
 
     def save(self, path: Path) -> None:
         """Write as one .npz without pickled objects."""
-        arrays: dict[str, NDArray[Any]] = {"tolerance": np.float64(self.tolerance)[None]}
+        arrays: dict[str, NDArray[Any]] = {"tolerance": np.array([self.tolerance])}
         for index, (call, result) in enumerate(zip(self.calls, self.results, strict=True)):
             stem = f"{index:02d}.{call.program}.{call.first_slot}"
             arrays |= {f"{stem}.in.{name}": value for name, value in call.inputs.items()}
@@ -53,21 +53,22 @@ class Golden:
     @staticmethod
     def load(path: Path) -> "Golden":
         """Read what `save` wrote. Raises BundleError for anything else."""
-        calls: dict[int, tuple[str, int, dict[str, NDArray[Any]], dict[str, NDArray[Any]]]] = {}
+        names: dict[int, tuple[str, int]] = {}
+        sides: dict[tuple[int, str], dict[str, NDArray[Any]]] = {}
         try:
             with np.load(path, allow_pickle=False) as stored:
                 tolerance = float(stored["tolerance"][0])
                 for key in stored.files:
                     if key != "tolerance":
                         index, program, slot, side, name = key.split(".")
-                        entry = calls.setdefault(int(index), (program, int(slot), {}, {}))
-                        entry[2 if side == "in" else 3][name] = stored[key]
+                        names[int(index)] = (program, int(slot))
+                        sides.setdefault((int(index), side), {})[name] = stored[key]
         except (OSError, ValueError, KeyError) as fault:
             raise BundleError(f"{path} holds no golden cases ({fault}); export the pair again") from fault
-        ordered = [calls[index] for index in sorted(calls)]
+        order = sorted(names)
         return Golden(
-            calls=tuple(Call(program=p, first_slot=s, inputs=i) for p, s, i, _ in ordered),
-            results=tuple(out for *_, out in ordered),
+            calls=tuple(Call(program=names[i][0], first_slot=names[i][1], inputs=sides[i, "in"]) for i in order),
+            results=tuple(sides[i, "out"] for i in order),
             tolerance=tolerance,
         )
 
@@ -119,7 +120,7 @@ def digest(outputs: Arrays) -> dict[str, NDArray[Any]]:
 
 
 def check(golden: Golden, runner: Runner) -> float:
-    """Run every call; returns the largest deviation of a logit. Raises EngineError naming the first call that is off."""
+    """Run every call; returns the largest deviation of a logit. Raises EngineError naming the first that is off."""
     largest = 0.0
     for index, (call, wanted) in enumerate(zip(golden.calls, golden.results, strict=True)):
         found = digest(runner.run(call))
@@ -127,7 +128,8 @@ def check(golden: Golden, runner: Runner) -> float:
             off = deviation(name, found[name], value)
             if not off <= golden.tolerance:
                 raise EngineError(
-                    f"golden case {index} ({call.program}): {name} is off by {off:.3g}, allowed {golden.tolerance:.3g}; "
+                    f"golden case {index} ({call.program}): {name} is off by {off:.3g}, allowed "
+                    f"{golden.tolerance:.3g}; "
                     "this engine computes something else than the checked program, so it is not used"
                 )
             largest = max(largest, off if name == "columns" else 0.0)

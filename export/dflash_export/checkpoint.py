@@ -5,7 +5,7 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from huggingface_hub import snapshot_download
@@ -43,14 +43,12 @@ class TargetModel:
     @property
     def embedding(self) -> torch.Tensor:
         """The raw embedding table [V,H], without the scale that some families apply."""
-        table: torch.Tensor = self.model.get_input_embeddings().weight
-        return table
+        return cast("torch.Tensor", self.model.get_input_embeddings().weight)
 
     @property
     def head(self) -> torch.Tensor:
         """The head's weight [V,H]; the embedding itself where they are tied."""
-        weight: torch.Tensor = self.model.get_output_embeddings().weight
-        return weight
+        return cast("torch.Tensor", self.model.get_output_embeddings().weight)
 
 
 def locate(name: str) -> Checkpoint:
@@ -62,7 +60,9 @@ def locate(name: str) -> Checkpoint:
     try:
         folder = Path(snapshot_download(name, allow_patterns=_FILES))
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as fault:
-        raise CheckpointError(f"{name!r} is no folder here, and the Hugging Face hub did not give it: {fault}") from fault
+        raise CheckpointError(
+            f"{name!r} is no folder here, and the Hugging Face hub did not give it: {fault}"
+        ) from fault
     return Checkpoint(folder=folder, source=_source(name, folder.name, folder))
 
 
@@ -99,12 +99,14 @@ def load_target(folder: Path) -> TargetModel:
 def read_config(folder: Path) -> PreTrainedConfig:
     """config.json of a target that this version compiles. Raises CheckpointError naming what it doesn't."""
     try:
-        config = AutoConfig.from_pretrained(folder)
+        config = cast("PreTrainedConfig", AutoConfig.from_pretrained(folder))
     except (OSError, ValueError, KeyError) as fault:
         raise CheckpointError(f"{folder}: transformers cannot read its config.json: {fault}") from fault
     text = config.get_text_config().to_dict()
     if strange := sorted(set(text.get("layer_types") or ()) - _ATTENTION_KINDS):
-        raise CheckpointError(f"{folder}: layer type {strange[0]!r} is not compiled; its state can't be rolled back by position")
+        raise CheckpointError(
+            f"{folder}: layer type {strange[0]!r} is not compiled; its state can't be rolled back by position"
+        )
     if text.get("kv_lora_rank"):
         raise CheckpointError(f"{folder}: multi-head latent attention (kv_lora_rank) is not compiled")
     for rope in _rope_types(text.get("rope_parameters") or {}):
@@ -115,7 +117,7 @@ def read_config(folder: Path) -> PreTrainedConfig:
 
 def _rope_types(rope: Mapping[str, Any]) -> Iterable[str]:
     """rope_type of a config's rope_parameters, which some families keep once a layer type."""
-    nested = [value for value in rope.values() if isinstance(value, dict)]
+    nested: list[Mapping[str, Any]] = [value for value in rope.values() if isinstance(value, dict)]
     return [part.get("rope_type", "default") for part in (nested or [rope])]
 
 
@@ -130,7 +132,7 @@ def _cache_shapes(config: PreTrainedConfig, layers: int) -> tuple[CacheShape, ..
 
 
 def stop_token_ids(folder: Path, config: PreTrainedConfig) -> tuple[int, ...]:
-    """Every id that ends an answer: generation_config.json's, the tokenizer's, and config.json's if those are silent."""
+    """Every id that ends an answer: generation_config.json's, the tokenizer's, or config.json's if those are silent."""
     stops: set[int] = set()
     generation = folder / "generation_config.json"
     if generation.is_file():

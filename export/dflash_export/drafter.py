@@ -6,6 +6,7 @@ Both write through `ops.write_rows`, so `target` and `draft` programs use this o
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import cast
 
 import torch
 from safetensors import SafetensorError
@@ -65,7 +66,7 @@ class Attention(nn.Module):
 
     def split(self, x: Tensor, heads: int) -> Tensor:
         """[B,S,heads·D] to [B,heads,S,D]."""
-        return x.unflatten(-1, (heads, self.head_dim)).transpose(1, 2)
+        return x.view(*x.shape[:2], heads, self.head_dim).transpose(1, 2)
 
     def keys_values(self, x: Tensor, cos: Tensor, sin: Tensor) -> KeyValue:
         """Rotated keys and values [B,Hkv,S,D] of context or block rows x [B,S,H]."""
@@ -123,7 +124,10 @@ class Drafter(nn.Module):
         """Keys and values that each layer sees of target rows: taps [B,S,N·H] at positions [B,S]."""
         rows = self.hidden_norm(self.fc(taps))
         cos, sin = self.rope(positions)
-        return [layer.self_attn.keys_values(rows, cos.to(rows.dtype), sin.to(rows.dtype)) for layer in self.layers]
+        return [layer.self_attn.keys_values(rows, cos.to(rows.dtype), sin.to(rows.dtype)) for layer in self._layers()]
+
+    def _layers(self) -> list[Layer]:
+        return [cast("Layer", layer) for layer in self.layers]
 
     def block(
         self, x: Tensor, start: Tensor, length: Tensor, caches: Sequence[KeyValue]
@@ -133,26 +137,26 @@ class Drafter(nn.Module):
         columns = torch.arange(caches[0][0].shape[2], device=x.device)
         cos, sin = (t.to(x.dtype) for t in self.rope(positions))
         written = []
-        for layer, cache in zip(self.layers, caches, strict=True):
+        for layer, cache in zip(self._layers(), caches, strict=True):
             normed = layer.input_layernorm(x)
             rows = layer.self_attn.keys_values(normed, cos, sin)
-            cache = tuple(torch.ops.dflash.write_rows(c, r, start) for c, r in zip(cache, rows, strict=True))
+            key, value = (torch.ops.dflash.write_rows(c, r, start) for c, r in zip(cache, rows, strict=True))
             mask = block_mask(layer.self_attn.view, positions, columns, length)
-            x = x + layer.self_attn(normed, cache, mask, cos, sin)
+            x = x + layer.self_attn(normed, (key, value), mask, cos, sin)
             x = x + layer.mlp(layer.post_attention_layernorm(x))
-            written.append(cache)
+            written.append((key, value))
         return self.norm(x), written
 
 
 def block_mask(view: LayerAttention, positions: Tensor, columns: Tensor, length: Tensor) -> Tensor:
-    """Which columns each block row sees: [B,1,K,M]."""
-    queries = positions[:, None, :, None]
-    live = (columns < length[:, None])[:, None, None]  # [B, 1, 1, M]
+    """Which columns each block row sees: [B,1,K,M]. An idle slot (length 1) looks from row 0, so it sees one."""
+    last = length[:, None, None, None] - 1
+    queries = torch.minimum(positions[:, None, :, None], last)
     # ONNX Runtime wants the mask's rows spelt out; a comparison that always holds does it without an Expand.
-    live = live & (queries >= 0)
+    visible = (columns <= last) & (queries >= 0)
     if view.causal:
-        live = live & (queries >= columns)
-    return live if view.window is None else live & ((queries - columns).abs() < view.window)
+        visible = visible & (queries >= columns)
+    return visible if view.window is None else visible & ((queries - columns).abs() < view.window)
 
 
 def load(folder: Path, config: DrafterConfig) -> Drafter:
@@ -163,10 +167,14 @@ def load(folder: Path, config: DrafterConfig) -> Drafter:
     if missing := sorted(set(wanted) - set(tensors)):
         raise CheckpointError(f"{folder}: tensor {missing[0]!r} is missing ({len(missing)} in all)")
     if strange := sorted(set(tensors) - set(wanted)):
-        raise CheckpointError(f"{folder}: tensor {strange[0]!r} is not part of a DFlash v1 drafter; it would be ignored")
+        raise CheckpointError(
+            f"{folder}: tensor {strange[0]!r} is not part of a DFlash v1 drafter; it would be ignored"
+        )
     for name, tensor in tensors.items():
         if tensor.shape != wanted[name].shape:
-            raise CheckpointError(f"{folder}: {name} is {list(tensor.shape)}, config.json asks for {list(wanted[name].shape)}")
+            raise CheckpointError(
+                f"{folder}: {name} is {list(tensor.shape)}, config.json asks for {list(wanted[name].shape)}"
+            )
         if not tensor.is_floating_point() or tensor.element_size() < 2:
             raise CheckpointError(f"{folder}: {name} is {tensor.dtype}; quantised drafter weights are not read")
     drafter.load_state_dict({name: t.float() for name, t in tensors.items()}, strict=False)

@@ -19,7 +19,12 @@ def _prefill(slot: int, tokens: Tokens, start: int) -> Call:
 
 
 def _iteration(
-    runner: Runner, anchors: NDArray[np.int64], starts: NDArray[np.int64], active: NDArray[np.bool_], block_size: int, mask: int
+    runner: Runner,
+    anchors: NDArray[np.int64],
+    starts: NDArray[np.int64],
+    active: NDArray[np.bool_],
+    block_size: int,
+    mask: int,
 ) -> Iterator[tuple[Call, dict[str, NDArray[Any]]]]:
     """draft, target, accept over all slots; each call's inputs come from the oracle's outputs before it."""
     limits = runner.limits
@@ -41,9 +46,13 @@ def _iteration(
 
 def record(oracle: Runner, prompts: Sequence[Tokens], block_size: int, mask: int, tolerance: float) -> Golden:
     """Prefill two slots, iterate with both, with one idle, and at the end of the cache; keep calls and results."""
-    first, second = (list(p)[: oracle.limits.prefill_chunk] for p in (prompts * 2)[:SLOTS])
+    first, second = (list(prompts[i % len(prompts)])[: oracle.limits.prefill_chunk] for i in range(SLOTS))
     half = max(2, len(first) // 2)
-    calls = [_prefill(0, first[:half], 0), _prefill(0, first[half:] or first[-1:] * 2, half), _prefill(1, second, 0)]
+    calls = [
+        _prefill(0, first[:half], 0),
+        _prefill(0, first[half:] or first[-1:] * 2, half),
+        _prefill(1, second, 0),
+    ]
     recorded = [(call, oracle.run(call)) for call in calls]
     anchors = np.array([first[-1], second[-1]])
     end = oracle.limits.max_len - 1
@@ -55,5 +64,7 @@ def record(oracle: Runner, prompts: Sequence[Tokens], block_size: int, mask: int
     ):
         recorded += _iteration(oracle, anchors, np.array(starts), np.array(active), block_size, mask)
     return Golden(
-        calls=tuple(call for call, _ in recorded), results=tuple(digest(r) for _, r in recorded), tolerance=tolerance
+        calls=tuple(call for call, _ in recorded),
+        results=tuple(digest(r) for _, r in recorded),
+        tolerance=tolerance,
     )

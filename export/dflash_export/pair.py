@@ -15,14 +15,18 @@ def check_pair(target: TargetModel, drafter: DrafterConfig) -> None:
     if drafter.num_target_layers is not None:
         _equal("num_target_layers", drafter.num_target_layers, layers)
     if max(drafter.target_layer_ids) >= layers:
-        raise CheckpointError(f"target_layer_ids {list(drafter.target_layer_ids)} reach past the target's last layer, {layers - 1}")
+        raise CheckpointError(
+            f"target_layer_ids {list(drafter.target_layer_ids)} reach past the target's last layer, {layers - 1}"
+        )
     if layers - 1 in drafter.target_layer_ids:
         raise CheckpointError(f"target_layer_ids name the last layer, {layers - 1}: transformers reports that one only "
                               "after the final norm, so what the drafter was trained on is ambiguous")  # fmt: skip
     if not 0 <= drafter.mask_token_id < vocab:
         raise CheckpointError(f"mask_token_id {drafter.mask_token_id} has no row in the target's embedding of {vocab}")
     if drafter.mask_token_id in target.stop_token_ids:
-        raise CheckpointError(f"mask_token_id {drafter.mask_token_id} is one of the target's stop ids {list(target.stop_token_ids)}")
+        raise CheckpointError(
+            f"mask_token_id {drafter.mask_token_id} is one of the target's stop ids {list(target.stop_token_ids)}"
+        )
     if target.model.get_output_embeddings().bias is not None:
         raise CheckpointError("the target's head has a bias; drafters share the head, and a biased one is not compiled")
 

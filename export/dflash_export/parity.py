@@ -90,9 +90,7 @@ def target_parity(reference: Reference, runner: Runner, chunk: int) -> Parity:
     return Parity(largest_difference=difference / reference.scale, argmax_agreement=agree / rows, rows=rows)
 
 
-def draft_parity(
-    reference: Reference, compiled: Runner, oracle: Runner, block_size: int, mask_token_id: int
-) -> Parity:
+def draft_parity(reference: Reference, compiled: Runner, oracle: Runner, block_size: int, mask_token_id: int) -> Parity:
     """The compiled drafter against its torch module, both after the compiled and the torch target's prefill."""
     difference, agree, rows = 0.0, 0, 0
     for prompt in reference.prompts:
@@ -109,7 +107,11 @@ def draft_parity(
 
 
 def check_parity(
-    reference: Reference, programs: Programs, modules: Modules, declared: Sequence[Program], precision: Precision
+    reference: Reference,
+    programs: Programs,
+    modules: Modules,
+    declared: Sequence[Program],
+    precision: Precision,
 ) -> dict[str, Parity]:
     """Parity of `target` and `draft`. Raises CheckpointError when a gate isn't passed."""
     longest = max(map(len, reference.prompts))

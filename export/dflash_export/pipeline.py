@@ -25,7 +25,7 @@ from dflash_engines.host_engine import declared_programs
 from dflash_engines.lowerings.int8_weights import int8_weights
 from dflash_engines.manifest import SCHEMA_VERSION, FileRecord, Manifest, Precision
 from dflash_engines.onnxruntime_cpu import OnnxRuntimePrograms
-from dflash_export import golden_cases, parity, rewrite
+from dflash_export import draft_vocabulary, golden_cases, parity, rewrite
 from dflash_export.checkpoint import Checkpoint, locate
 from dflash_export.programs.build import Modules, Pair, assemble, load_pair
 from dflash_export.prompts import PROMPTS
@@ -54,7 +54,8 @@ class ExportRequest:
     prefill_chunk: int = 128
     block_sizes: tuple[int, ...] | None = None  # the drafter's own when None
     hidden_output: bool = False
-    draft_vocab: tuple[int, ...] | None = None  # ids the drafter may propose; all when None
+    draft_vocab: int = 0  # tokens the drafter may propose, the most used ones; 0 is all
+    draft_vocab_counts: Path | None = None  # the drafter's own token_counts.json when None
 
 
 def export(request: ExportRequest, report: Report = lambda _: None) -> Bundle:
@@ -69,7 +70,7 @@ def export(request: ExportRequest, report: Report = lambda _: None) -> Bundle:
     report("running transformers on the parity prompts")
     prompts = [tokenizer(text, add_special_tokens=False)["input_ids"][: limits.max_len // 2] for text in PROMPTS]
     reference = parity.record_reference(models.target, prompts)
-    modules = assemble(models, draft_vocab=_vocabulary(request, models), hidden_output=request.hidden_output)
+    modules = assemble(models, draft_vocab=_vocabulary(request, drafter, models), hidden_output=request.hidden_output)
     with _hidden_folder(request.out) as folder:
         _write_programs(folder, modules, request, report)
         _save_tokenizer(tokenizer, folder)
@@ -88,20 +89,30 @@ def _limits(request: ExportRequest, models: Pair) -> Limits:
     trained = models.drafter.config.block_size
     sizes = request.block_sizes or tuple(range(2, trained + 1))
     if max(sizes) > trained or min(sizes) < 2:
-        raise CheckpointError(f"block sizes {list(sizes)}: this drafter was trained for blocks of up to {trained}, from 2")
+        raise CheckpointError(
+            f"block sizes {list(sizes)}: this drafter was trained for blocks of up to {trained}, from 2"
+        )
     ceiling = models.target.model.config.get_text_config().max_position_embeddings
     if request.max_len > ceiling:
         raise CheckpointError(f"max_len {request.max_len} is more than the target's {ceiling} positions")
-    return Limits(max_len=request.max_len, max_batch=request.max_batch, prefill_chunk=request.prefill_chunk, block_sizes=sizes)
+    return Limits(
+        max_len=request.max_len,
+        max_batch=request.max_batch,
+        prefill_chunk=request.prefill_chunk,
+        block_sizes=sizes,
+    )
 
 
-def _vocabulary(request: ExportRequest, models: Pair) -> torch.Tensor | None:
-    if request.draft_vocab is None:
+def _vocabulary(request: ExportRequest, drafter: Checkpoint, models: Pair) -> torch.Tensor | None:
+    """The ids that the drafter may propose, ascending; None for all."""
+    if request.draft_vocab == 0:
         return None
+    counts = request.draft_vocab_counts or drafter.folder / draft_vocabulary.FILE
+    ids = draft_vocabulary.most_used(counts, request.draft_vocab)
     size = models.target.head.shape[0]
-    if strange := [i for i in request.draft_vocab if not 0 <= i < size]:
-        raise CheckpointError(f"draft vocabulary: id {strange[0]} is not one of the target's {size}")
-    return torch.tensor(sorted(set(request.draft_vocab)))
+    if strange := [i for i in ids if not 0 <= i < size]:
+        raise CheckpointError(f"{counts}: token {strange[0]} is not one of the target's {size}")
+    return torch.tensor(sorted(set(ids)))
 
 
 @contextmanager
@@ -144,11 +155,18 @@ def _rewritten(model: ir.Model, program: Program, precision: Precision) -> ir.Mo
 def _save_tokenizer(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
     tokenizer.save_pretrained(folder)
     if not (folder / "tokenizer.json").is_file():
-        raise CheckpointError(f"{tokenizer.name_or_path}: its tokenizer has no tokenizer.json form; convert it to a fast one")
+        raise CheckpointError(
+            f"{tokenizer.name_or_path}: its tokenizer has no tokenizer.json form; convert it to a fast one"
+        )
 
 
 def _manifest(
-    request: ExportRequest, target: Checkpoint, drafter: Checkpoint, models: Pair, modules: Modules, limits: Limits
+    request: ExportRequest,
+    target: Checkpoint,
+    drafter: Checkpoint,
+    models: Pair,
+    modules: Modules,
+    limits: Limits,
 ) -> Manifest:
     config = models.drafter.config
     return Manifest(

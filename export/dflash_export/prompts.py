@@ -9,5 +9,5 @@ PROMPTS = (
     "the waves were higher than the rocks. He lit the lamp at six, wound the clockwork, and waited for the ship.",
     "{\"name\": \"Ada Lovelace\", \"born\": 1815, \"fields\": [\"mathematics\", \"computing\"], \"notes\": null}\n"
     "Explain what each field of this record means, and how you would validate it.",
-    "Überall auf der Welt trinken Menschen Tee – 茶, чай, شاي. ☕ Which words for tea come from the sea route?",
+    "Überall auf der Welt trinken Menschen Tee: 茶, чай, شاي. ☕ Which words for tea come from the sea route?",
 )  # fmt: skip

@@ -25,7 +25,11 @@ class PytorchPrograms:
     """Implements `backend.Programs` with the torch modules that are traced."""
 
     def __init__(self, modules: Modules) -> None:
-        self.modules: Mapping[str, nn.Module] = {"target": modules.target, "draft": modules.draft, "accept": modules.accept}
+        self.modules: Mapping[str, nn.Module] = {
+            "target": modules.target,
+            "draft": modules.draft,
+            "accept": modules.accept,
+        }
 
     def bind(self, program: str, inputs: Buffers, outputs: Buffers) -> Callable[[], None]:
         """See `backend.Programs.bind`."""

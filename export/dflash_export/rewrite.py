@@ -75,7 +75,7 @@ def _merge(graph: ir.Graph, nodes: list[ir.Node]) -> None:
     graph.insert_before(nodes[0], [product, split])
     old = [node.outputs[0] for node in nodes]
     for before, after in zip(old, split.outputs, strict=True):
-        after.name, after.dtype, after.shape = f"{before.name}_part", before.dtype, before.shape
+        after.name, after.type, after.shape = f"{before.name}_part", before.type, before.shape
     ir.convenience.replace_all_uses_with(old, list(split.outputs))
     weights = [node.inputs[1] for node in nodes]
     graph.remove(nodes, safe=True)
@@ -96,8 +96,8 @@ def _initializer(graph: ir.Graph, name: str, array: np.ndarray) -> ir.Value:
 
 def _forget(graph: ir.Graph, weights: Iterable[ir.Value]) -> None:
     for weight in weights:
-        if not weight.uses() and weight.name in graph.initializers:
-            del graph.initializers[weight.name]
+        if not weight.uses() and weight.name is not None:
+            graph.initializers.pop(weight.name, None)
 
 
 def _joined_name(modules: list[str]) -> str:

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from transformers import AttentionInterface
 
 from dflash_engines.errors import CheckpointError
-from dflash_export import ops
+from dflash_export import ops as ops  # registers torch.ops.dflash
 
 IMPLEMENTATION = "row_cache"  # transformers takes any name with "flash" in it for a flash-attention kernel
 _REFUSED = {"s_aux": "attention sinks", "position_bias": "an additive position bias"}

@@ -18,7 +18,13 @@ from dflash_export import ops
 
 # Example sizes: all different, none 1 (torch.export makes constants of 0 and 1 and merges equal ones).
 _EXAMPLE = {Dim.SLOTS: 2, Dim.ROWS_IN: 5, Dim.ROWS_OUT: 3, Dim.BLOCK: 7, Dim.CACHE_ROWS: 19}
-_LARGEST = {Dim.SLOTS: 1 << 10, Dim.ROWS_IN: 1 << 16, Dim.ROWS_OUT: 1 << 16, Dim.BLOCK: 1 << 10, Dim.CACHE_ROWS: 1 << 24}
+_LARGEST = {
+    Dim.SLOTS: 1 << 10,
+    Dim.ROWS_IN: 1 << 16,
+    Dim.ROWS_OUT: 1 << 16,
+    Dim.BLOCK: 1 << 10,
+    Dim.CACHE_ROWS: 1 << 24,
+}
 _SMALLEST = {Dim.BLOCK: 2}
 _TORCH = {Dtype.INT64: torch.int64, Dtype.INT32: torch.int32, Dtype.FLOAT: torch.float32,
           Dtype.FLOAT16: torch.float16, Dtype.BFLOAT16: torch.bfloat16, Dtype.BOOL: torch.bool}  # fmt: skip

@@ -29,7 +29,7 @@ class WeightFile:
     def place(self, array: np.ndarray) -> tuple[int, int]:
         """(offset, length) in bytes of the array's content, written now unless it is there already."""
         data = np.ascontiguousarray(array)
-        content = memoryview(data.reshape(-1).view(np.uint8))
+        content = data.reshape(-1).view(np.uint8).data
         digest = hashlib.sha256(content).digest()
         if digest not in self._places:
             self._file.write(b"\0" * (-self._file.tell() % ALIGNMENT))
@@ -45,7 +45,7 @@ class WeightFile:
                 continue
             offset, length = self.place(tensor.numpy())
             value.const_value = ir.ExternalTensor(
-                FILE, offset, length, tensor.dtype, shape=ir.Shape(tensor.shape), name=value.name or "",
+                FILE, offset, length, tensor.dtype, shape=ir.Shape(tensor.numpy().shape), name=value.name or "",
                 base_dir=self._path.parent,
             )  # fmt: skip
             advance(length)

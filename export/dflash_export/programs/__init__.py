@@ -1,4 +1,4 @@
-"""The three programs as torch modules: the oracle, and what is traced to ONNX. Inputs and outputs as in the contract."""
+"""The three programs as torch modules, with the contract's inputs and outputs: the oracle, and what is traced."""
 
 from dflash_export.programs.accept import Accept
 from dflash_export.programs.draft import Draft

@@ -11,7 +11,9 @@ class Accept(nn.Module):
         super().__init__()
         self.mask_token_id = mask_token_id
 
-    def forward(self, logits: Tensor, block: Tensor, start: Tensor, forced: Tensor, count: Tensor, limit: Tensor) -> tuple[Tensor, ...]:
+    def forward(
+        self, logits: Tensor, block: Tensor, start: Tensor, forced: Tensor, count: Tensor, limit: Tensor
+    ) -> tuple[Tensor, ...]:
         """sampled [B,R], accepted [B], next_tokens [B,R], next_start [B], finite [B]."""
         sampled = logits.argmax(-1)
         row = torch.arange(block.shape[1], device=block.device)
@@ -21,7 +23,13 @@ class Accept(nn.Module):
         next_tokens = torch.where(row == 0, first, self.mask_token_id)
         # A sum of magnitudes keeps every NaN and infinity; a maximum may drop NaN on some devices.
         finite = torch.isfinite(logits.abs().sum(-1)) | (row >= count[:, None])
-        return sampled, (kept - forced).clamp(min=0), next_tokens, torch.minimum(start + kept, limit), finite.all(1)
+        return (
+            sampled,
+            (kept - forced).clamp(min=0),
+            next_tokens,
+            torch.minimum(start + kept, limit),
+            finite.all(1),
+        )
 
 
 def kept_rows(sampled: Tensor, block: Tensor, forced: Tensor, count: Tensor) -> Tensor:

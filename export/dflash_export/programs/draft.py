@@ -22,7 +22,9 @@ class Draft(nn.Module):
         self.head = self.embedding if tied else nn.Parameter(rows, requires_grad=False)
         self.vocabulary = None if draft_vocab is None else nn.Buffer(draft_vocab)
 
-    def logits(self, tokens: Tensor, start: Tensor, length: Tensor, caches: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
+    def logits(
+        self, tokens: Tensor, start: Tensor, length: Tensor, caches: list[tuple[Tensor, Tensor]]
+    ) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
         """Drafter logits [B,K-1,D] of every position but the anchor's, and the written caches."""
         config = self.drafter.config
         embedded = F.embedding(tokens, self.embedding) * config.input_embedding_scale
@@ -42,4 +44,8 @@ class Draft(nn.Module):
         anchor, rest = tokens[:, :1], tokens[:, 1:]
         block = torch.where(rest == self.drafter.config.mask_token_id, drafted, rest)
         certain = torch.ones_like(confidence[:, :1])
-        return (torch.cat([anchor, block], 1), torch.cat([certain, confidence], 1), *(t for layer in written for t in layer))
+        return (
+            torch.cat([anchor, block], 1),
+            torch.cat([certain, confidence], 1),
+            *(t for layer in written for t in layer),
+        )

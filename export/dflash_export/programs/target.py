@@ -18,10 +18,13 @@ def pairs(flat: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
 
 
 def distances(positions: Tensor, rows: int, length: Tensor) -> Tensor:
-    """How far each column lies behind each query: [B,1,S,M], -1 where the column is not live."""
-    columns = torch.arange(rows, device=positions.device)
-    distance = positions[:, None, :, None] - columns
-    return torch.where(columns < length[:, None, None, None], distance, -1)
+    """How far each column lies behind each query: [B,1,S,M], negative where it may not be seen.
+
+    An idle slot (length 1) looks from row 0, so that no row of it is left without a column even in a sliding
+    window: its softmax would be NaN, and a NaN that is written to a cache spreads.
+    """
+    queries = torch.minimum(positions, length[:, None] - 1)
+    return queries[:, None, :, None] - torch.arange(rows, device=positions.device)
 
 
 class Target(nn.Module):
@@ -57,7 +60,9 @@ class Target(nn.Module):
         index = self._rows[..., None].expand(-1, -1, hidden.shape[-1])
         return (torch.gather(hidden, 1, index),)
 
-    def forward(self, tokens: Tensor, start: Tensor, length: Tensor, rows: Tensor, *caches: Tensor) -> tuple[Tensor, ...]:
+    def forward(
+        self, tokens: Tensor, start: Tensor, length: Tensor, rows: Tensor, *caches: Tensor
+    ) -> tuple[Tensor, ...]:
         """logits [B,R,V], hidden [B,S,N·H] if asked for, then the caches with rows start…start+S-1 written."""
         target, draft = pairs(caches[: 2 * self.layer_count]), pairs(caches[2 * self.layer_count :])
         cache = RowCache([k for k, _ in target], [v for _, v in target], start)
@@ -75,7 +80,10 @@ class Target(nn.Module):
         self._taps.clear()
         written = [t for layer in zip(cache.keys, cache.values, strict=True) for t in layer]
         for (key, value), (k, v) in zip(draft, self.drafter.context(hidden, positions), strict=True):
-            written += [torch.ops.dflash.write_rows(key, k, start), torch.ops.dflash.write_rows(value, v, start)]
+            written += [
+                torch.ops.dflash.write_rows(key, k, start),
+                torch.ops.dflash.write_rows(value, v, start),
+            ]
         return (out.logits.float(), *((hidden.float(),) if self.hidden_output else ()), *written)
 
 

@@ -1,0 +1,81 @@
+"""What the decode loop asks of an engine, whether over host memory (`host_engine`) or over CUDA graphs.
+
+An engine steps B slots together. It owns the caches and the slots' positions; it knows no text, no stop rules, no queue.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dflash_engines.bundle import Bundle
+from dflash_engines.contract import Limits
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Iteration:
+    """What one draft-target-accept pass found. Arrays are owned by the receiver."""
+
+    block: NDArray[np.int64]  # [B, K] anchor and drafted tokens
+    sampled: NDArray[np.int64]  # [B, K] the target's own token after each row
+    accepted: NDArray[np.int64]  # [B] drafted tokens kept; tokens gained are accepted + 1
+    finite: NDArray[np.bool_]  # [B] false: this slot's numbers overflowed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timing:
+    """Seconds spent in the programs since the engine was loaded; the rest of the time was the host's."""
+
+    prefill: float
+    draft: float
+    target: float
+    accept: float
+
+
+class Engine(Protocol):
+    """Steps slots. Calls are made from one thread."""
+
+    @property
+    def bundle(self) -> Bundle:
+        """The bundle this engine runs."""
+        ...
+
+    @property
+    def limits(self) -> Limits:
+        """What this engine was loaded for: at most the bundle's max_len, and max_batch slots."""
+        ...
+
+    @property
+    def timing(self) -> Timing:
+        """Where the time went so far."""
+        ...
+
+    def prefill(self, slot: int, tokens: Sequence[int], start: int) -> None:
+        """Write the caches of `slot` for one chunk of prompt tokens at rows start, start+1, …; no logits."""
+        ...
+
+    def finish_prefill(self, slot: int, tokens: Sequence[int], start: int) -> Iteration:
+        """Like `prefill` for the prompt's last chunk; returns the first new token as an Iteration of B=1, K=1."""
+        ...
+
+    def place(self, slot: int, anchor: int, start: int, limit: int) -> None:
+        """Let `slot` take part in iterations: its next block begins with `anchor` at row `start`."""
+        ...
+
+    def park(self, slot: int) -> None:
+        """Take `slot` out of iterations; its caches stay for prefix reuse."""
+        ...
+
+    def clear(self, slot: int) -> None:
+        """Zero the caches of `slot` (after non-finite numbers) and park it."""
+        ...
+
+    def launch(self, block_size: int) -> None:
+        """Begin one iteration over all placed slots; 1 decodes plainly, without the drafter."""
+        ...
+
+    def collect(self) -> Iteration:
+        """Wait for the oldest launched iteration and return what it found."""
+        ...
