@@ -52,7 +52,7 @@ class OnnxRuntimePrograms:
 
     def __init__(self, bundle: Bundle, options: Options) -> None:
         _check_provider(options.provider or PROVIDER)
-        _use_threads(options.threads)
+        use_threads(options.threads)
         self._sessions = {p.name: _session(bundle, p) for p in declared_programs(bundle.manifest)}
 
     def bind(self, program: str, inputs: Buffers, outputs: Buffers) -> Run:
@@ -75,9 +75,7 @@ _Arrays = tuple[NDArray[Any], ...]
 class _Run:
     """A program bound to its arrays, which it keeps alive."""
 
-    def __init__(
-        self, program: str, session: ort.InferenceSession, binding: ort.IOBinding, arrays: _Arrays
-    ) -> None:
+    def __init__(self, program: str, session: ort.InferenceSession, binding: ort.IOBinding, arrays: _Arrays) -> None:
         self._program, self._session, self._binding, self._arrays = program, session, binding, arrays
 
     def __call__(self) -> None:
@@ -94,9 +92,7 @@ def _address(array: NDArray[Any]) -> tuple[int, tuple[int, ...], np.dtype[Any]]:
 def _check_provider(provider: str) -> None:
     available = ort.get_available_providers()
     if provider not in available:
-        raise EngineError(
-            f"ONNX Runtime has no {provider} here, only {available}; install the build that has it"
-        )
+        raise EngineError(f"ONNX Runtime has no {provider} here, only {available}; install the build that has it")
     if provider != PROVIDER:
         raise EngineError(f"backend 'onnxruntime' runs on {PROVIDER}, not on {provider}")
 
@@ -104,8 +100,12 @@ def _check_provider(provider: str) -> None:
 _pool_threads: int | None = None  # ONNX Runtime makes its global pool once a process
 
 
-def _use_threads(threads: int | None) -> None:
-    """Make the process-wide pool, or see that it is the one asked for; None takes it as it is."""
+def use_threads(threads: int | None) -> None:
+    """Make ONNX Runtime's process-wide pool, or see that it is the one asked for; None takes it as it is.
+
+    A pool for each program would spin against the others'. Once it is there, every session of the process has to
+    use it: `SessionOptions.use_per_session_threads = False`.
+    """
     global _pool_threads
     if threads is not None and threads < 1:
         raise EngineError(f"threads must be at least 1, not {threads}")

@@ -122,9 +122,7 @@ def target_program() -> ModelProto:
 
 
 def _script_in_weights_file() -> TensorProto:
-    tensor = TensorProto(
-        name="script", data_type=_INT, dims=[len(SCRIPT)], data_location=TensorProto.EXTERNAL
-    )
+    tensor = TensorProto(name="script", data_type=_INT, dims=[len(SCRIPT)], data_location=TensorProto.EXTERNAL)
     for key, value in {"location": WEIGHTS_FILE, "offset": 0, "length": len(SCRIPT) * 8}.items():
         tensor.external_data.add(key=key, value=str(value))
     return tensor

@@ -128,9 +128,7 @@ def test_an_idle_slot_between_busy_ones_keeps_its_rows(engine: HostEngine) -> No
     assert answer == plain_tokens(PROMPTS[2], 1 + len(answer))[1:]
 
 
-def test_only_slots_from_the_first_busy_to_the_last_are_computed(
-    engine: HostEngine, recorder: Recorder
-) -> None:
+def test_only_slots_from_the_first_busy_to_the_last_are_computed(engine: HostEngine, recorder: Recorder) -> None:
     start(engine, 1, PROMPTS[1])
     recorder.calls.clear()
     gained(engine, 6, 1)

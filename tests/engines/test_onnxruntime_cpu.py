@@ -156,9 +156,7 @@ except EngineError as e:
 
 def test_one_thread_pool_serves_the_process_and_another_size_is_refused(bundle: Bundle) -> None:
     script = [sys.executable, "-c", THREADS_SCRIPT, str(bundle.path)]
-    found = subprocess.run(
-        script, capture_output=True, text=True, check=True, env={"PYTHONPATH": ":".join(sys.path)}
-    )
+    found = subprocess.run(script, capture_output=True, text=True, check=True, env={"PYTHONPATH": ":".join(sys.path)})
     assert "has 2 threads in this process, not 1" in found.stdout
     assert found.stderr == ""
 
