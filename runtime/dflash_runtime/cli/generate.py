@@ -9,10 +9,10 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from dflash_engines.command import OUTPUTS_DIFFER, run_command
 from dflash_engines.errors import RequestError
 from dflash_runtime.cli import report
 from dflash_runtime.cli.conversations import Turns, read_conversations
-from dflash_runtime.cli.errors import OUTPUTS_DIFFER, run_command
 from dflash_runtime.comparison import Comparison, compare, warm_up
 from dflash_runtime.completion import Step
 from dflash_runtime.decoder import DEFAULT_MAX_NEW_TOKENS, Decoder, finish
@@ -59,13 +59,9 @@ def generate(
             show_default=False,
         ),
     ] = None,
-    threads: Annotated[
-        int | None, typer.Option(help="CPU threads. Default: all.", show_default=False)
-    ] = None,
+    threads: Annotated[int | None, typer.Option(help="CPU threads. Default: all.", show_default=False)] = None,
     backend: Annotated[str, typer.Option(help="Which engine runs the bundle.")] = "onnxruntime",
-    as_json: Annotated[
-        bool, typer.Option("--json", help="One JSON object an answer on stdout, nothing else.")
-    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object an answer on stdout, nothing else.")] = False,
 ) -> None:
     """Answer a prompt with a bundle, and print the text as it comes.
 
@@ -101,9 +97,7 @@ def generate_all(decoder: Decoder, conversations: list[Turns], settings: Setting
     on_step, err = _on_step(settings), Console(stderr=True)
 
     def answer(turn: str, prompt: Prompt) -> str:
-        steps = decoder.generate(
-            prompt, max_new_tokens=settings.max_new_tokens, block_size=settings.block_size
-        )
+        steps = decoder.generate(prompt, max_new_tokens=settings.max_new_tokens, block_size=settings.block_size)
         completion = finish(steps, on_step)
         if settings.as_json:
             report.show_json(turn, report.completion_json(completion))
@@ -151,9 +145,7 @@ def _on_step(settings: Settings) -> Callable[[Step], None]:
     return report.show_in_colour if report.stdout_has_colours() else report.show_plainly
 
 
-def _converse(
-    decoder: Decoder, turns: Turns, settings: Settings, answer: Callable[[str, Prompt], str]
-) -> None:
+def _converse(decoder: Decoder, turns: Turns, settings: Settings, answer: Callable[[str, Prompt], str]) -> None:
     """Put each turn to `answer`, with all that was said before when the model has a chat template."""
     if settings.raw or decoder.encoder.template is None:
         if len(turns) > 1:
