@@ -63,9 +63,7 @@ class Arena:
         their first element, so that their contents don't outlive a call of another shape.
         """
         declared = self.programs[program]
-        return {
-            b.name: self._view(program, b, sizes, first_slot) for b in (*declared.inputs, *declared.outputs)
-        }
+        return {b.name: self._view(program, b, sizes, first_slot) for b in (*declared.inputs, *declared.outputs)}
 
     def _view(self, program: str, binding: Binding, sizes: Sizes, first_slot: int) -> NDArray[Any]:
         shape = array_shape(binding, sizes)

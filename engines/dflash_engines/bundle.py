@@ -33,9 +33,7 @@ class Bundle:
             _check_file(folder, name, record)
         for program, name in manifest.programs.items():
             if name not in manifest.files:
-                raise BundleError(
-                    f"{folder}: program {program!r} is in {name!r}, which is not listed; {_AGAIN}"
-                )
+                raise BundleError(f"{folder}: program {program!r} is in {name!r}, which is not listed; {_AGAIN}")
         return cls(path=folder, manifest=manifest)
 
     def has(self, name: str) -> bool:
@@ -51,9 +49,7 @@ class Bundle:
     def program(self, name: str) -> Path:
         """Where program `name` lies. Raises BundleError when the bundle has no such program."""
         if name not in self.manifest.programs:
-            raise BundleError(
-                f"{self.path}: has no program {name!r}, only {sorted(self.manifest.programs)}; {_AGAIN}"
-            )
+            raise BundleError(f"{self.path}: has no program {name!r}, only {sorted(self.manifest.programs)}; {_AGAIN}")
         return self.file(self.manifest.programs[name])
 
 
@@ -65,9 +61,7 @@ def _read_manifest(folder: Path) -> Manifest:
         raise BundleError(f"{folder}: no such folder; give the folder that dflash-export wrote")
     file = folder / MANIFEST_FILE
     if not file.is_file():
-        raise BundleError(
-            f"{folder}: has no {MANIFEST_FILE}; not a bundle, or an export that didn't finish; {_AGAIN}"
-        )
+        raise BundleError(f"{folder}: has no {MANIFEST_FILE}; not a bundle, or an export that didn't finish; {_AGAIN}")
     try:
         fields = json.loads(file.read_bytes())
     except ValueError as e:
@@ -89,9 +83,7 @@ def _check_schema(file: Path, fields: object) -> None:
     if type(version) is not int:
         raise BundleError(f"{file}: has no schema_version; not a bundle of this project")
     if version < SCHEMA_VERSION:
-        raise BundleError(
-            f"{file}: schema {version} is older than this release reads ({SCHEMA_VERSION}); {_AGAIN}"
-        )
+        raise BundleError(f"{file}: schema {version} is older than this release reads ({SCHEMA_VERSION}); {_AGAIN}")
     if version > SCHEMA_VERSION:
         raise BundleError(f"{file}: schema {version} is newer than this release reads ({SCHEMA_VERSION}); "
                           "upgrade dflash-trt")  # fmt: skip
@@ -105,9 +97,7 @@ def _check_file(folder: Path, name: str, record: FileRecord) -> None:
     if not file.is_file():
         raise BundleError(f"{folder}: {name} is missing; copy the bundle again, or {_AGAIN}")
     if (size := file.stat().st_size) != record.bytes:
-        raise BundleError(
-            f"{file}: {size} bytes where {record.bytes} were written; copy it again, or {_AGAIN}"
-        )
+        raise BundleError(f"{file}: {size} bytes where {record.bytes} were written; copy it again, or {_AGAIN}")
     with file.open("rb") as opened:
         digest = hashlib.file_digest(opened, "sha256").hexdigest()
     if digest != record.sha256:

@@ -36,9 +36,7 @@ def host_limits(bundle: Bundle, options: Options) -> Limits:
     limits = bundle.manifest.limits
     max_len = limits.max_len if options.max_len is None else options.max_len
     if not 1 <= max_len <= limits.max_len:
-        raise EngineError(
-            f"max_len {max_len} is not within 1..{limits.max_len}, which {bundle.path} was exported for"
-        )
+        raise EngineError(f"max_len {max_len} is not within 1..{limits.max_len}, which {bundle.path} was exported for")
     slots = limits.max_batch if options.slots is None else options.slots
     if slots < 1:
         raise EngineError(f"slots must be at least 1, not {slots}")

@@ -110,20 +110,27 @@ def use_threads(threads: int | None) -> None:
     if threads is not None and threads < 1:
         raise EngineError(f"threads must be at least 1, not {threads}")
     if _pool_threads is None:
-        wanted = threads or len(os.sched_getaffinity(0))
-        try:
-            ort.set_global_thread_pool_sizes(wanted, 1)
-        except ort_errors.Fail as e:
-            raise EngineError(
-                "other code in this process has made ONNX Runtime's global thread pool already; "
-                "load the bundle first, or in a process of its own"
-            ) from e
-        _pool_threads = wanted
-    elif threads not in (None, _pool_threads):
+        _pool_threads = _make_pool(threads)
+    if threads not in (None, _pool_threads):
         raise EngineError(
             f"ONNX Runtime's thread pool has {_pool_threads} threads in this process, not {threads}; "
             "use another number in a process of its own"
         )
+
+
+def _make_pool(threads: int | None) -> int | None:
+    """Returns the pool's threads; None when other code made it, of a size that we don't know."""
+    wanted = threads or len(os.sched_getaffinity(0))
+    try:
+        ort.set_global_thread_pool_sizes(wanted, 1)
+    except ort_errors.Fail as e:
+        if threads is None:
+            return None
+        raise EngineError(
+            "other code in this process has made ONNX Runtime's thread pool already; "
+            "leave the number of threads out, or load the bundle in a process of its own"
+        ) from e
+    return wanted
 
 
 def _session(bundle: Bundle, program: Program) -> ort.InferenceSession:

@@ -41,9 +41,7 @@ def compare(
     drafted = decoder.generate(prompt, max_new_tokens=max_new_tokens, block_size=block_size)
     with_drafter = finish(drafted, on_step)
     decoder.forget()
-    return Comparison(
-        drafted=with_drafter, plain=decoder.complete(prompt, max_new_tokens=max_new_tokens, block_size=1)
-    )
+    return Comparison(drafted=with_drafter, plain=decoder.complete(prompt, max_new_tokens=max_new_tokens, block_size=1))
 
 
 def warm_up(decoder: Decoder, prompt: Prompt) -> None:

@@ -95,9 +95,7 @@ class Decoder:
             tokens=self.encoder.encode(prompt),
             max_new_tokens=max_new_tokens,
             stop_token_ids=frozenset(manifest.stop_token_ids if stop_token_ids is None else stop_token_ids),
-            block_size=min(manifest.block_size, max(limits.block_sizes))
-            if block_size is None
-            else block_size,
+            block_size=min(manifest.block_size, max(limits.block_sizes)) if block_size is None else block_size,
         )
         check_request(request, limits=limits, vocab_size=manifest.geometry.vocab_size)
         if self._loop.slots[_SLOT].request is not None:
@@ -133,9 +131,7 @@ class Decoder:
         )
 
 
-def finish(
-    steps: Generator[Step, None, Completion], on_step: Callable[[Step], object] = lambda _: None
-) -> Completion:
+def finish(steps: Generator[Step, None, Completion], on_step: Callable[[Step], object] = lambda _: None) -> Completion:
     """Run `steps` to its end, showing each to `on_step`; returns the whole answer."""
     while True:
         try:

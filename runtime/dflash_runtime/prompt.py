@@ -30,9 +30,7 @@ class PromptEncoder:
             return tuple(prompt)
         if _are_messages(prompt):
             return self._encode_chat(prompt)
-        raise RequestError(
-            "a prompt is text, a list of token ids, or a list of messages with role and content"
-        )
+        raise RequestError("a prompt is text, a list of token ids, or a list of messages with role and content")
 
     def _encode_chat(self, messages: Sequence[Message]) -> tuple[int, ...]:
         if self.template is None:

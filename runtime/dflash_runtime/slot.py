@@ -60,9 +60,7 @@ def shared_prefix(held: list[int], wanted: tuple[int, ...]) -> int:
     return next((i for i in range(shorter) if held[i] != wanted[i]), shorter)
 
 
-def cut(
-    gained: list[int], budget: int, stop_token_ids: frozenset[int]
-) -> tuple[tuple[int, ...], FinishReason | None]:
+def cut(gained: list[int], budget: int, stop_token_ids: frozenset[int]) -> tuple[tuple[int, ...], FinishReason | None]:
     """The tokens to keep: up to the first stop token, itself included, and at most `budget`. A stop wins."""
     for i, token in enumerate(gained[:budget]):
         if token in stop_token_ids:

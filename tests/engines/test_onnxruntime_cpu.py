@@ -154,11 +154,40 @@ except EngineError as e:
 """
 
 
-def test_one_thread_pool_serves_the_process_and_another_size_is_refused(bundle: Bundle) -> None:
-    script = [sys.executable, "-c", THREADS_SCRIPT, str(bundle.path)]
-    found = subprocess.run(script, capture_output=True, text=True, check=True, env={"PYTHONPATH": ":".join(sys.path)})
-    assert "has 2 threads in this process, not 1" in found.stdout
+def output_of(script: str, bundle: Bundle) -> str:
+    """What `script` prints in a process of its own."""
+    command = [sys.executable, "-c", script, str(bundle.path)]
+    environment = {"PYTHONPATH": ":".join(sys.path)}
+    found = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
     assert found.stderr == ""
+    return found.stdout
+
+
+def test_one_thread_pool_serves_the_process_and_another_size_is_refused(bundle: Bundle) -> None:
+    assert "has 2 threads in this process, not 1" in output_of(THREADS_SCRIPT, bundle)
+
+
+FOREIGN_POOL_SCRIPT = """
+import sys
+import onnxruntime
+from dflash_engines.backend import Options
+from dflash_engines.bundle import Bundle
+from dflash_engines.errors import EngineError
+from dflash_engines.onnxruntime_cpu import load
+
+onnxruntime.set_global_thread_pool_sizes(2, 1)
+bundle = Bundle.open(sys.argv[1])
+engine = load(bundle, Options())
+engine.finish_prefill(0, [5, 6], 0)
+try:
+    load(bundle, Options(threads=2))
+except EngineError as e:
+    sys.stdout.write(str(e))
+"""
+
+
+def test_a_pool_that_other_code_made_is_used_as_it_is(bundle: Bundle) -> None:
+    assert "other code in this process" in output_of(FOREIGN_POOL_SCRIPT, bundle)
 
 
 def test_no_thread_is_no_number_of_threads(bundle: Bundle) -> None:

@@ -116,9 +116,7 @@ def test_prompts_around_chunk_borders(loop: DecodeLoop, length: int) -> None:
 
 @pytest.mark.parametrize("block_size", [1, 2, BLOCK_SIZE])
 @pytest.mark.parametrize("length", range(MAX_LEN - 2 * BLOCK_SIZE, MAX_LEN + 1))
-def test_the_last_token_sits_exactly_at_the_contexts_end(
-    loop: DecodeLoop, length: int, block_size: int
-) -> None:
+def test_the_last_token_sits_exactly_at_the_contexts_end(loop: DecodeLoop, length: int, block_size: int) -> None:
     asked = request([7 * i % 250 for i in range(length)], max_new_tokens=100, block_size=block_size)
     tokens, reason = answer(list(loop.run(0, asked)))
     assert (tokens, reason) == expected(asked)

@@ -13,9 +13,7 @@ from tests.engines.scripted_bundle import CHAT_TEMPLATE, byte_tokenizer
 def tokenizer() -> Tokenizer:
     """Puts a start token before plain text."""
     tokenizer = byte_tokenizer()
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single="<|start|> $A", special_tokens=[("<|start|>", 1)]
-    )
+    tokenizer.post_processor = processors.TemplateProcessing(single="<|start|> $A", special_tokens=[("<|start|>", 1)])
     return tokenizer
 
 
@@ -24,9 +22,7 @@ def encoder(tokenizer: Tokenizer) -> PromptEncoder:
     return PromptEncoder(tokenizer, ChatTemplate(CHAT_TEMPLATE, {}))
 
 
-def test_plain_text_gets_the_tokenizers_own_special_tokens(
-    encoder: PromptEncoder, tokenizer: Tokenizer
-) -> None:
+def test_plain_text_gets_the_tokenizers_own_special_tokens(encoder: PromptEncoder, tokenizer: Tokenizer) -> None:
     ids = encoder.encode("hi")
     assert ids[0] == 1
     assert tokenizer.decode(list(ids)) == "hi"

@@ -28,9 +28,7 @@ def live_length(model: ModelProto) -> ModelProto:
     del graph.node[:]
     graph.node.extend([_longest_length(), *nodes])
     constants = {"from": [0], "batch": [0], "rows": [_ROWS_OF_CACHE], "columns": [_COLUMNS_OF_MASK]}
-    graph.initializer.extend(
-        numpy_helper.from_array(np.array(v), f"{_PREFIX}_{n}") for n, v in constants.items()
-    )
+    graph.initializer.extend(numpy_helper.from_array(np.array(v), f"{_PREFIX}_{n}") for n, v in constants.items())
     return lowered
 
 
