@@ -103,7 +103,6 @@ class HostEngine:
         arrays["start"][0] = start
         arrays["length"][0] = start + rows
         arrays["rows"][0, 0] = len(tokens) - 1
-        self._laid_out = None
         self._timed("prefill", call)
 
     def finish_prefill(self, slot: int, tokens: Sequence[int], start: int) -> Iteration:
@@ -115,6 +114,7 @@ class HostEngine:
         arrays["start"][0] = start + len(tokens) - 1
         arrays["forced"][0] = arrays["count"][0] = 1
         arrays["limit"][0] = self.limits.max_len
+        self._laid_out = None
         self._timed("accept", call)
         return Iteration(**{name: arrays[name].copy() for name in ("block", "sampled", "accepted", "finite")})
 
@@ -155,7 +155,7 @@ class HostEngine:
         self._timed("target", decode.target)
         self._timed("accept", decode.accept)
         self._found = self._advance(decode, block_size)
-        self._laid_out = decode if block_size > 1 else None
+        self._laid_out = decode
 
     def collect(self) -> Iteration:
         """Return what the launched iteration found."""

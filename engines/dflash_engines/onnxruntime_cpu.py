@@ -9,7 +9,6 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import onnx
 import onnxruntime as ort
 from numpy.typing import NDArray
@@ -59,13 +58,11 @@ class OnnxRuntimePrograms:
         """See `backend.Programs.bind`."""
         session = self._sessions[program]
         binding = session.io_binding()
-        # One OrtValue for both ends of a cache: otherwise the cache is copied at every call.
-        values = {_address(array): ort.OrtValue.ortvalue_from_numpy(array) for array in inputs.values()}
+        # An OrtValue shares the array's memory. A cache's two ends are at one address, and so it isn't copied.
         for name, array in inputs.items():
-            binding.bind_ortvalue_input(name, values[_address(array)])
+            binding.bind_ortvalue_input(name, ort.OrtValue.ortvalue_from_numpy(array))
         for name, array in outputs.items():
-            value = values.get(_address(array)) or ort.OrtValue.ortvalue_from_numpy(array)
-            binding.bind_ortvalue_output(name, value)
+            binding.bind_ortvalue_output(name, ort.OrtValue.ortvalue_from_numpy(array))
         return _Run(program, session, binding, (*inputs.values(), *outputs.values()))
 
 
@@ -83,10 +80,6 @@ class _Run:
             self._session.run_with_iobinding(self._binding)
         except _FAILURES as e:
             raise EngineError(f"ONNX Runtime failed in {self._program!r}: {e}") from e
-
-
-def _address(array: NDArray[Any]) -> tuple[int, tuple[int, ...], np.dtype[Any]]:
-    return array.ctypes.data, array.shape, array.dtype
 
 
 def _check_provider(provider: str) -> None:

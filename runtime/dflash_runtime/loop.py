@@ -67,14 +67,12 @@ class DecodeLoop:
         """
         self.admit(slot, request)
         try:
-            finished = False
-            while not finished:
+            while self.slots[slot].request is request:
                 for event in self.step():
                     if event.slot != slot:
                         continue
                     if isinstance(event, Failure):
                         raise event.error
-                    finished = event.finish_reason is not None
                     yield event
         finally:
             if self.slots[slot].request is request:  # not one that came after
@@ -105,7 +103,6 @@ class DecodeLoop:
         if verified:
             slot.rows = len(slot.tokens) - 1 + len(gained)
         kept, reason = slot.commit(gained, self._engine.limits.max_len)
-        slot.rows = min(slot.rows, len(slot.tokens))
         if reason is not None:
             self.release(slot.index)
         elif not verified:

@@ -10,7 +10,10 @@ FinishReason = Literal["stop", "length"]
 
 @dataclass(slots=True, kw_only=True)
 class Slot:
-    """Row p of the slot's caches belongs to `tokens[p]`; the first `rows` rows are written and right."""
+    """Row p of the slot's caches belongs to `tokens[p]`; the first `rows` rows are written and right.
+
+    There may be more rows than tokens: those of what was gained beyond a stop.
+    """
 
     index: int
     request: Request | None = None

@@ -93,6 +93,24 @@ def test_the_block_size_may_change_from_one_iteration_to_the_next(engine: HostEn
     assert tokens == plain_tokens(PROMPTS[0], len(tokens))
 
 
+def test_a_slot_may_be_placed_again_at_an_earlier_row(engine: HostEngine) -> None:
+    prompt = PROMPTS[2]
+    anchor = start(engine, 0, prompt)
+    first = gained(engine, 6, 0)
+    engine.place(0, anchor, len(prompt), MAX_LEN)
+    assert gained(engine, 6, 0) == first
+
+
+def test_prefill_between_iterations_does_not_disturb_the_next_block(engine: HostEngine) -> None:
+    anchor = start(engine, 0, PROMPTS[0])
+    tokens = [anchor, *gained(engine, 6, 0)]
+    engine.prefill(1, PROMPTS[2], 0)
+    engine.finish_prefill(1, PROMPTS[1], 0)
+    engine.launch(6)
+    found = engine.collect()
+    assert found.block[0].tolist() == draft_block([*PROMPTS[0], *tokens[:-1]], tokens[-1], 6)
+
+
 def test_prefill_in_chunks_equals_prefill_at_once(engine: HostEngine) -> None:
     prompt = [7, 3, 9, 100, 41, 8, 7, 7, 60, 2, 11]
     engine.prefill(0, prompt[:4], 0)

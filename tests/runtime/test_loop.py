@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from dflash_engines.backend import Options
 from dflash_engines.bundle import Bundle
-from dflash_engines.engine import Engine
 from dflash_engines.errors import EngineError, RequestError
-from dflash_engines.onnxruntime_cpu import load
+from dflash_engines.host_engine import HostEngine, host_limits
+from dflash_engines.onnxruntime_cpu import OnnxRuntimePrograms
 from dflash_runtime.loop import DecodeLoop, Failure, Progress
 from dflash_runtime.request import Request
 from tests.engines.scripted_bundle import BLOCK_SIZE, MAX_LEN, PREFILL_CHUNK
@@ -49,12 +49,12 @@ def answer(events: list[Progress]) -> tuple[list[int], str | None]:
 
 
 @pytest.fixture(scope="module")
-def engine(bundle: Bundle) -> Engine:
-    return load(bundle, Options(slots=4))
+def engine(bundle: Bundle) -> HostEngine:
+    return HostEngine(bundle, OnnxRuntimePrograms(bundle, Options()), host_limits(bundle, Options(slots=4)))
 
 
 @pytest.fixture
-def loop(engine: Engine) -> Iterator[DecodeLoop]:
+def loop(engine: HostEngine) -> Iterator[DecodeLoop]:
     yield DecodeLoop(engine)
     for slot in range(4):
         engine.clear(slot)
@@ -164,7 +164,7 @@ def test_a_stop_wins_over_the_budget(loop: DecodeLoop) -> None:
     assert answer(list(loop.run(0, beyond)))[1] == "length"
 
 
-def test_a_shared_prefix_is_not_computed_again(loop: DecodeLoop, engine: Engine) -> None:
+def test_a_shared_prefix_is_not_computed_again(loop: DecodeLoop, engine: HostEngine) -> None:
     first = request([11, 12, 13, 14, 15, 16, 17], max_new_tokens=9)
     tokens, _ = answer(list(loop.run(0, first)))
     follow_up = request([*first.tokens, *tokens, 70, 71])
@@ -232,9 +232,11 @@ def test_a_request_with_non_finite_numbers_fails_alone(loop: DecodeLoop) -> None
     assert answer(events) == expected(request([5, 6]))
 
 
-def test_a_failed_request_raises_and_its_rows_are_not_reused(loop: DecodeLoop) -> None:
+def test_a_failed_request_raises_and_its_rows_are_not_reused(loop: DecodeLoop, engine: HostEngine) -> None:
+    """They are zeroed: a NaN that is left in a row poisons attention even where the mask hides it."""
     with pytest.raises(EngineError, match="NaN or infinity"):
         list(loop.run(0, request([5, 6, 7, POISON_ID])))
+    assert not engine._arena.buffers["target_key_0"][: engine.limits.cache_rows].any()
     asked = request([5, 6, 7, 8])
     assert answer(list(loop.run(0, asked))) == expected(asked)
     assert loop.slots[0].reused == 0

@@ -40,7 +40,7 @@ def test_token_ids_are_taken_as_they_are(encoder: PromptEncoder) -> None:
 
 
 @pytest.mark.parametrize("prompt", [None, 5, 1.5, [1, "a"], [True], [[1]], ["hi"], {"role": "user"}, b"hi"])
-def test_any_other_type_is_refused(encoder: PromptEncoder, prompt: Any) -> None:  # noqa: ANN401
+def test_any_other_type_is_refused(encoder: PromptEncoder, prompt: Any) -> None:
     with pytest.raises(RequestError, match="a prompt is text, a list of token ids, or a list of messages"):
         encoder.encode(prompt)
 
