@@ -16,7 +16,10 @@ BLOCK = 32
 def int8_weights(model: ModelProto, keep: Collection[str]) -> ModelProto:
     """The model with each MatMul by a constant as MatMulNBits, but for the nodes named in `keep`."""
     with _logging_untouched():
-        from onnxruntime.quantization.matmul_nbits_quantizer import DefaultWeightOnlyQuantConfig, MatMulNBitsQuantizer
+        from onnxruntime.quantization.matmul_nbits_quantizer import (
+            DefaultWeightOnlyQuantConfig,
+            MatMulNBitsQuantizer,
+        )
 
     config = DefaultWeightOnlyQuantConfig(block_size=BLOCK, is_symmetric=True, accuracy_level=4, bits=8)
     quantizer = MatMulNBitsQuantizer(model, nodes_to_exclude=list(keep), algo_config=config)

@@ -1,0 +1,106 @@
+"""Rewrites change names and shapes of weights, never a number; weights are stored once."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx_ir as ir
+import onnxruntime as ort
+import pytest
+import torch
+from torch import Tensor, nn
+
+from dflash_engines.contract import Binding, Dim, Dtype, Program
+from dflash_engines.lowerings.int8_weights import int8_weights
+from dflash_export import rewrite
+from dflash_export.trace import trace
+from dflash_export.weights import WeightFile
+
+WIDTH = 64
+PROGRAM = Program(
+    name="products",
+    inputs=(Binding(name="x", dtype=Dtype.FLOAT, shape=(Dim.SLOTS, Dim.ROWS_IN, WIDTH), meaning="rows"),),
+    outputs=(Binding(name="y", dtype=Dtype.FLOAT, shape=(Dim.SLOTS, Dim.ROWS_IN, WIDTH), meaning="rows"),),
+)
+
+
+class Products(nn.Module):
+    """Three products of one input, a fourth of another, and a fifth by a weight that is also looked up."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.q_proj, self.k_proj, self.v_proj, self.o_proj = (nn.Linear(WIDTH, n) for n in (48, 16, 16, WIDTH))
+        self.mix = nn.Linear(80, WIDTH, bias=False)
+        self.table = nn.Parameter(torch.randn(WIDTH, WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        mixed = self.mix(torch.cat([self.q_proj(x), self.k_proj(x), self.v_proj(x)], -1))
+        return self.o_proj(mixed) @ self.table.T + self.table[0]
+
+
+def run(model: ir.Model, x: np.ndarray) -> np.ndarray:
+    session = ort.InferenceSession(ir.to_proto(model).SerializeToString(), providers=["CPUExecutionProvider"])
+    result: np.ndarray = session.run(None, {"x": x})[0]
+    return result
+
+
+@pytest.fixture
+def traced() -> ir.Model:
+    return trace(Products().eval(), PROGRAM)
+
+
+@pytest.fixture
+def rows() -> np.ndarray:
+    return np.random.default_rng(1).normal(size=(2, 6, WIDTH)).astype(np.float32)
+
+
+@pytest.mark.parametrize("change", [rewrite.name_weights, rewrite.merge_products, rewrite.fold_transposes])
+def test_a_rewrite_keeps_every_number(traced: ir.Model, rows: np.ndarray, change: Callable[[ir.Graph], object]) -> None:
+    before = run(traced, rows)
+    change(traced.graph)
+    np.testing.assert_allclose(run(traced, rows), before, rtol=1e-5, atol=1e-5)
+
+
+def test_products_of_one_input_become_one(traced: ir.Model) -> None:
+    rewrite.name_weights(traced.graph)
+    assert rewrite.merge_products(traced.graph) == 3
+    names = {node.name for node in rewrite.products(traced.graph)}
+    assert names >= {"q_proj+k_proj+v_proj", "mix", "o_proj"}
+    assert len(names) == 4  # and the table's, which is no module's
+    assert traced.graph.initializers["q_proj+k_proj+v_proj.weight_t"].shape == ir.Shape([WIDTH, 80])
+    assert "q_proj.weight_t" not in traced.graph.initializers
+
+
+def test_int8_keeps_what_it_is_told_to_and_stays_close(traced: ir.Model, rows: np.ndarray) -> None:
+    rewrite.name_weights(traced.graph)
+    before = run(traced, rows)
+    lowered = ir.from_proto(int8_weights(ir.to_proto(traced), keep=["mix"]))
+    kinds = {node.name: node.op_type for node in lowered.graph if node.op_type.startswith("MatMul")}
+    assert kinds["mix"] == "MatMul"
+    assert sum(kind == "MatMulNBits" for kind in kinds.values()) == 5
+    off = np.abs(run(lowered, rows) - before).max() / before.std()
+    assert 0 < off < 0.1
+
+
+def test_equal_weights_are_stored_once_and_load_from_any_folder(
+    traced: ir.Model, rows: np.ndarray, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = run(traced, rows)
+    distinct = {t.const_value.tobytes() for t in traced.graph.initializers.values() if t.const_value.nbytes >= 1024}
+    with WeightFile(tmp_path / "weights.bin") as weights:
+        for name in ("one", "two"):
+            model = trace(Products().eval(), PROGRAM)
+            weights.take(model)
+            ir.save(model, tmp_path / f"{name}.onnx")
+    size = (tmp_path / "weights.bin").stat().st_size
+    assert size < sum(map(len, distinct)) + 4096 * len(distinct)
+    moved = tmp_path.rename(tmp_path.with_name("moved"))
+    monkeypatch.chdir("/")
+    session = ort.InferenceSession(moved / "two.onnx", providers=["CPUExecutionProvider"])
+    np.testing.assert_array_equal(session.run(None, {"x": rows})[0], before)
+
+
+def test_the_tracers_notes_are_dropped(traced: ir.Model) -> None:
+    rewrite.strip(traced)
+    assert str(Path(__file__).parent).encode() not in ir.to_proto(traced).SerializeToString()
