@@ -43,7 +43,10 @@ class Answer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerateConfig:
-    """How many answers at once, how long, and which layers' outputs to keep (none: no states)."""
+    """How many answers at once, how long, and which layers' outputs to keep (none: no states).
+
+    `refill`: so many slots are filled together, once they are free.
+    """
 
     slots: int = 128
     max_prompt: int = 320
@@ -89,10 +92,10 @@ class Generator:
     @torch.inference_mode()
     def run(self, requests: Iterator[Request]) -> Iterator[Answer]:
         """Answer every request. Prompts must have at most `max_prompt` tokens."""
-        waiting = _Lookahead(requests)
+        waiting, refill = _Lookahead(requests), min(self.config.refill, self.config.slots)
         while True:
             free = [i for i, slot in enumerate(self.slots) if slot is None]
-            if len(free) >= self.config.refill and (batch := waiting.take(self.config.refill)):
+            if len(free) >= refill and (batch := waiting.take(refill)):
                 self._prefill(free[: len(batch)], batch)
             elif len(free) == len(self.slots):
                 return

@@ -77,7 +77,7 @@ class _Plan:
         self.asked: list[Ask] = []
         self.follow_ups: list[Ask] = []
         self.fresh = self._first_turns()
-        self.done = {response.key for response in _finished(config.out)}
+        self.done = {response.key: response.response_ids for response in _finished(config.out)}
         self.skip = {response.prompt_ids for path in config.skip for response in read_responses(path)}
         self.begun = time.monotonic()
         self.made = sum(len(response.response_ids) for response in _finished(config.out))
@@ -97,9 +97,12 @@ class _Plan:
         return self.follow_ups.pop() if self.follow_ups else next(self.fresh, None)
 
     def _wanted(self, ask: Ask) -> bool:
-        fits = len(ask.prompt_ids) <= self.config.generate.max_prompt
+        """Whether the answer is still to be made; one made by an earlier run may lead to a further turn."""
+        if (made := self.done.get(ask.response(()).key)) is not None:
+            self._follow_up(ask, made)
+            return False
         skipped = ask.temperature == 0 and ask.prompt_ids in self.skip
-        return fits and not skipped and ask.response(()).key not in self.done
+        return len(ask.prompt_ids) <= self.config.generate.max_prompt and not skipped
 
     def __iter__(self) -> "_Plan":
         return self
@@ -121,12 +124,15 @@ class _Plan:
     def finish(self, answer: Answer) -> Response:
         ask = self.asked[answer.request.key]
         self.made += len(answer.response_ids)
+        self._follow_up(ask, answer.response_ids)
+        return ask.response(answer.response_ids)
+
+    def _follow_up(self, ask: Ask, response_ids: tuple[int, ...]) -> None:
         conversation = ask.conversation
         if len(conversation.answers) + 1 < len(conversation.turns):
-            text = str(self.tokenizer.decode(list(answer.response_ids), skip_special_tokens=True))
+            text = str(self.tokenizer.decode(list(response_ids), skip_special_tokens=True))
             longer = replace(conversation, answers=(*conversation.answers, text))
             self.follow_ups.append(self._ask(longer, seed=ask.seed, temperature=ask.temperature))
-        return ask.response(answer.response_ids)
 
 
 def _finished(folder: Path) -> Iterator[Response]:

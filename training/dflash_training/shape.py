@@ -1,6 +1,6 @@
 """What a drafter looks like, and the z-lab config that says so."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from transformers import PretrainedConfig
 
@@ -65,7 +65,7 @@ class DrafterShape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrafterOptions:
-    """What a user chooses of a drafter's shape; None: as the target's, or spread evenly."""
+    """What a user chooses of a drafter's shape; None: as the target's, or up to `taps` spread evenly."""
 
     num_hidden_layers: int = 4
     block_size: int = 8
@@ -73,16 +73,15 @@ class DrafterOptions:
     target_layer_ids: tuple[int, ...] | None = None
     intermediate_size: int | None = None
     sliding_window: int = 0
-    taps: int = field(default=5)
+    taps: int = 5
 
 
 def spread_taps(num_target_layers: int, taps: int) -> tuple[int, ...]:
-    """Evenly from the second to the third-to-last layer, as the paper does."""
+    """Evenly from the second to the third-to-last layer, as the paper does; fewer where they don't fit."""
     first, last = 1, num_target_layers - 3
-    if taps < 1 or last - first + 1 < taps:
-        raise TrainingError(
-            f"{taps} taps do not fit a target of {num_target_layers} layers; give fewer, or --target-layer-ids"
-        )
+    if last < first:
+        raise TrainingError(f"a target of {num_target_layers} layers has none to spread taps over; give --layer-ids")
+    taps = min(taps, last - first + 1)
     if taps == 1:
         return (last,)
     return tuple(round(first + i * (last - first) / (taps - 1)) for i in range(taps))
