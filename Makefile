@@ -10,8 +10,7 @@ DEMO_MODEL := models/smollm2-135m-instruct-dflash
 
 .PHONY: demo test test-all check bench clean
 
-demo: $(INSTALLED)
-	test -d build/demo || $(BIN)/dflash-export demo build/demo
+demo: $(INSTALLED) build/demo
 	$(BIN)/dflash-generate build/demo --compare --max-new-tokens 128 --prompts docs/demo_prompts.jsonl
 
 test: check
@@ -25,14 +24,17 @@ check: $(INSTALLED)
 	$(BIN)/ruff check
 	$(BIN)/mypy
 
-bench: $(INSTALLED) build/demo build/demo-int8
-	$(BIN)/python scripts/bench_core.py --fp32 build/demo --int8 build/demo-int8 --target build/target
+bench: $(INSTALLED) build/demo build/demo-int8 build/demo-long
+	$(BIN)/python scripts/bench_core.py --fp32 build/demo --int8 build/demo-int8 --long build/demo-long --target build/target
 
-build/demo: $(INSTALLED)
+build/demo: $(INSTALLED) build/demo
 	$(BIN)/dflash-export demo $@
 
 build/demo-int8: $(INSTALLED)
 	$(BIN)/dflash-export demo $@ --precision int8
+
+build/demo-long: $(INSTALLED)
+	$(BIN)/dflash-export demo $@ --max-len 8192
 
 $(INSTALLED): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)

@@ -1,6 +1,6 @@
 """What the decode loop asks of an engine, whether over host memory (`host_engine`) or over CUDA graphs.
 
-An engine steps B slots together. It owns the caches and the slots' positions; it knows no text, no stop rules, no queue.
+An engine steps B slots together. It owns the caches and the slots' positions; text, stop rules and queues are others'.
 """
 
 from collections.abc import Sequence

@@ -46,7 +46,7 @@ def prompts(sample: Sample) -> Iterator[Messages]:
 
 
 def wide_drafter(folder: Path) -> Path:
-    """The demo drafter, said to be trained for blocks of 16: what it drafts may be poor, what is kept may not change."""
+    """The demo drafter, said to be trained for blocks of 16: what it drafts may be poor, what is kept not."""
     shutil.copytree(DEMO_DRAFTER, folder, dirs_exist_ok=True)
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     config["block_size"] = max(BLOCK_SIZES)

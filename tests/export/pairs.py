@@ -34,6 +34,7 @@ ROPE_CASES = tuple(
     for rope in ROPES
     if rope != "default"
 )
+MIXED_LAYERS = ("sliding_attention", "full_attention")
 NESTED_YARN = {"rope_parameters": {"rope_type": "yarn", "rope_theta": 5000.0, "factor": 4.0,
                                    "original_max_position_embeddings": 32}}  # fmt: skip
 DRAFTER_CASES = (
@@ -43,10 +44,10 @@ DRAFTER_CASES = (
     PairCase(name="no-grouping", drafter=DrafterSpec(num_heads=3, num_kv_heads=3, head_dim=8)),
     PairCase(name="wide-heads", drafter=DrafterSpec(num_heads=2, num_kv_heads=2, head_dim=32)),
     PairCase(name="attention-bias", drafter=DrafterSpec(attention_bias=True)),
-    PairCase(name="sliding", drafter=DrafterSpec(layer_types=("sliding_attention", "full_attention"), sliding_window=9)),
+    PairCase(name="sliding", drafter=DrafterSpec(layer_types=MIXED_LAYERS, sliding_window=9)),
     PairCase(name="window-below-block", drafter=DrafterSpec(layer_types=("sliding_attention",) * 2, sliding_window=3)),
     PairCase(name="sliding-not-causal", drafter=DrafterSpec(
-        layer_types=("sliding_attention", "full_attention"), sliding_window=9, top_level={"is_causal": False})),
+        layer_types=MIXED_LAYERS, sliding_window=9, top_level={"is_causal": False})),
     PairCase(name="causal-by-dflash-config", drafter=DrafterSpec(dflash={"causal": True})),
     PairCase(name="block-16", drafter=DrafterSpec(block_size=16)),
     PairCase(name="block-2", drafter=DrafterSpec(block_size=2)),

@@ -1,6 +1,7 @@
 """Acceptance, in PyTorch and compiled, against a plain loop over rows."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -72,7 +73,7 @@ def test_compiled_accept_equals_pytorch_and_sees_every_bad_number(
     compiled: ort.InferenceSession, rows: int, bad: float | None
 ) -> None:
     generator = np.random.default_rng(rows)
-    given_ = {
+    given_: dict[str, NDArray[Any]] = {
         "logits": generator.normal(size=(3, rows, VOCAB)).astype(np.float32),
         "block": generator.integers(0, VOCAB, (3, rows)),
         "start": np.array([0, 5, 9]),

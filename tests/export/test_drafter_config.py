@@ -17,8 +17,11 @@ def raw(spec: DrafterSpec | None = None) -> dict[str, Any]:
     return drafter_config(spec or DrafterSpec(), target_config("llama"))
 
 
-@pytest.mark.parametrize("key", ["hidden_size", "num_attention_heads", "head_dim", "num_hidden_layers", "vocab_size",
-                                 "rms_norm_eps", "dflash_config", "intermediate_size", "num_key_value_heads"])  # fmt: skip
+REQUIRED = ("hidden_size", "num_attention_heads", "head_dim", "num_hidden_layers", "vocab_size", "rms_norm_eps",
+            "dflash_config", "intermediate_size", "num_key_value_heads")  # fmt: skip
+
+
+@pytest.mark.parametrize("key", REQUIRED)
 def test_a_missing_required_key_is_named(key: str) -> None:
     config = raw()
     del config[key]

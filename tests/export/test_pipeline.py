@@ -14,6 +14,7 @@ from dflash_engines.backend import Options
 from dflash_engines.bundle import Bundle
 from dflash_engines.errors import CheckpointError, EngineError
 from dflash_engines.host_engine import declared_programs
+from dflash_engines.manifest import Parity
 from dflash_engines.onnxruntime_cpu import OnnxRuntimePrograms
 from dflash_export import parity, pipeline
 from dflash_export.cli import app
@@ -215,6 +216,6 @@ def test_the_command_prints_json_and_ends_bad_input_in_one_line(tmp_path: Path) 
 
 def test_parity_reports_how_far_off_a_program_is() -> None:
     gate = parity.GATES["fp32", "target"]
-    bad = parity.Parity(largest_difference=np.inf, argmax_agreement=1.0, rows=1)
+    bad = Parity(largest_difference=np.inf, argmax_agreement=1.0, rows=1)
     with pytest.raises(CheckpointError, match="off by up to inf"):
         parity._pass("target", bad, gate)

@@ -14,7 +14,7 @@ from dflash_engines.contract import Binding, Dim, Dtype, Program
 from dflash_engines.lowerings.int8_weights import int8_weights
 from dflash_export import rewrite
 from dflash_export.trace import trace
-from dflash_export.weights import WeightFile
+from dflash_export.weights import SMALLEST, WeightFile
 
 WIDTH = 64
 PROGRAM = Program(
@@ -87,7 +87,8 @@ def test_equal_weights_are_stored_once_and_load_from_any_folder(
     traced: ir.Model, rows: np.ndarray, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = run(traced, rows)
-    distinct = {t.const_value.tobytes() for t in traced.graph.initializers.values() if t.const_value.nbytes >= 1024}
+    tensors = [v.const_value for v in traced.graph.initializers.values() if v.const_value is not None]
+    distinct = {tensor.tobytes() for tensor in tensors if tensor.nbytes >= SMALLEST}
     with WeightFile(tmp_path / "weights.bin") as weights:
         for name in ("one", "two"):
             model = trace(Products().eval(), PROGRAM)
