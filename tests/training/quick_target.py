@@ -55,7 +55,8 @@ def train_target() -> PreTrainedModel:
         loss.backward()
         optimiser.step()
         schedule.step()
-    return model.eval()
+    model.eval()
+    return model
 
 
 def write_prompts(path: Path, count: int, seed: int) -> Path:

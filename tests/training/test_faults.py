@@ -18,6 +18,7 @@ from dflash_training.batches import load_batch, recomputed_states
 from dflash_training.blocks import Blocks, cut_blocks
 from dflash_training.drafter import Drafter
 from dflash_training.export import export_drafter
+from dflash_training.generate import stack_states
 from dflash_training.shape import DrafterOptions, DrafterShape, drafter_shape
 from dflash_training.store import Example, Store
 from tests.models.byte_tokenizer import MASK_TOKEN_ID
@@ -59,7 +60,8 @@ def drafted_one_by_one(material: Material, reference: ReferenceDrafter, tokens: 
     block = [tokens[anchor]] + [reference.mask_token_id] * (reference.block_size - 1)
     with torch.inference_mode():
         taps = reference.context_feature(hidden)
-        return reference(torch.tensor([block]), taps, anchor, reference.new_cache())[0].clone()
+        logits: Tensor = reference(torch.tensor([block]), taps, anchor, reference.new_cache())
+    return logits[0].clone()
 
 
 def worst_difference(material: Material, folder: Path, window: int) -> float:
@@ -96,7 +98,7 @@ def blocks_by_nearness(anchors: Tensor, block_size: int, *, causal: bool) -> Ten
     return (position[:, None] - position).abs() < block_size
 
 
-original_stack = features_module.stack_states
+original_stack = stack_states
 
 
 def taps_off_by_one(out: object, target_layer_ids: tuple[int, ...]) -> Tensor:

@@ -25,7 +25,7 @@ def test_greedy_answers_are_those_of_transformers(material: Material, refill: in
     ours = answers(material.target, replace(CONFIG, refill=refill), requests)
     for key, prompt in enumerate(PROMPTS):
         ids = torch.tensor([prompt])
-        theirs = material.plain.generate(
+        theirs = material.plain.generate(  # type: ignore[operator]
             ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=20,
             pad_token_id=END_OF_TURN_ID,
         )  # fmt: skip

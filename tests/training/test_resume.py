@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from dflash_training import checkpoint as checkpoint_module
 from dflash_training.errors import TrainingError
 from dflash_training.optimisers import OptimiserConfig
 from dflash_training.train import TrainConfig, Trainer
@@ -70,7 +69,7 @@ def test_anything_forgotten_in_a_checkpoint_is_seen(
         }[forgotten]
         return dict(saved)
 
-    monkeypatch.setattr(checkpoint_module.torch, "load", lossy)
+    monkeypatch.setattr(torch, "load", lossy)
     assert not same(whole, interrupted(material, replace(train_config, out=train_config.out / "parts")))
 
 

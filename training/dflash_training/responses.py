@@ -1,12 +1,11 @@
 """Stage `responses`: the target's own answers to the prompts, greedy and sampled, with their states."""
 
-import itertools
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import torch
+from torch import Tensor
 
 from dflash_training.generate import Answer, GenerateConfig, Generator, Request
 from dflash_training.prompts import Conversation, PromptSource, encode_prompt, load_prompts
@@ -149,12 +148,17 @@ def make_responses(target: Target, config: ResponsesConfig, *, on_answer: OnAnsw
     write_manifest(config.out, manifest(target, config.generate))
     plan = _Plan(target, config)
     answers = Generator(target, config.generate).run(plan)
-    while batch := list(itertools.islice(answers, config.shard_size)):
-        responses = []
-        for answer in batch:
-            responses.append(plan.finish(answer))
-            on_answer(responses[-1])
-        _write_shard(config.out, responses, [answer.states for answer in batch])
+    responses: list[Response] = []
+    states: list[Tensor | None] = []
+    for answer in answers:
+        responses.append(plan.finish(answer))  # at once: the generator asks for a further turn next
+        states.append(answer.states)
+        on_answer(responses[-1])
+        if len(responses) == config.shard_size:
+            _write_shard(config.out, responses, states)
+            responses, states = [], []
+    if responses:
+        _write_shard(config.out, responses, states)
     return plan.made
 
 
@@ -170,7 +174,7 @@ def manifest(target: Target, generate: GenerateConfig) -> dict[str, object]:
     }
 
 
-def _write_shard(folder: Path, responses: list[Response], states: list[torch.Tensor | None]) -> None:
+def _write_shard(folder: Path, responses: list[Response], states: list[Tensor | None]) -> None:
     names = shard_names(folder)
     name = f"{int(names[-1]) + 1 if names else 0:05}"
     kept = [state for state in states if state is not None]
