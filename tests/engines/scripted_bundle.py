@@ -82,6 +82,8 @@ def manifest(max_len: int = MAX_LEN, max_batch: int = 1) -> dict[str, Any]:
         "stop_token_ids": list(STOP_TOKEN_IDS),
         "draft_vocab_size": VOCAB_SIZE,
         "precision": "fp32",
+        "draft_precision": "fp32",
+        "draft_precision": "fp32",
         "hidden_output": False,
         "programs": {name: f"{name}.onnx" for name in ("target", "draft", "accept")},
         "parity": {},

@@ -24,6 +24,7 @@ class Recorder:
         self._programs = OnnxRuntimePrograms(bundle, Options())
         self.bound = 0
         self.calls: list[tuple[str, tuple[int, ...]]] = []
+        self.starts: list[list[int]] = []
 
     def bind(self, program: str, inputs: Buffers, outputs: Buffers) -> Run:
         self.bound += 1
@@ -32,6 +33,7 @@ class Recorder:
 
         def recorded() -> None:
             self.calls.append((program, shape))
+            self.starts.append(inputs["start"].tolist())
             run()
 
         return recorded
@@ -96,9 +98,21 @@ def test_the_block_size_may_change_from_one_iteration_to_the_next(engine: HostEn
 def test_a_slot_may_be_placed_again_at_an_earlier_row(engine: HostEngine) -> None:
     prompt = PROMPTS[2]
     anchor = start(engine, 0, prompt)
-    first = gained(engine, 6, 0)
-    engine.place(0, anchor, len(prompt), MAX_LEN)
-    assert gained(engine, 6, 0) == first
+    for _ in range(3):
+        engine.place(0, anchor, len(prompt), MAX_LEN)
+        engine.launch(3)
+        assert engine.collect().block[0].tolist() == draft_block(prompt, anchor, 3)
+
+
+def test_each_program_is_told_the_row_of_its_first_token(engine: HostEngine, recorder: Recorder) -> None:
+    """accept looks at the last prompt token alone, whatever chunk it came in."""
+    engine.prefill(0, [5, 6, 7], 0)
+    engine.finish_prefill(0, [8, 9], 3)
+    engine.place(0, 40, 5, MAX_LEN)
+    gained(engine, 6, 0)
+    programs = [program for program, _ in recorder.calls]
+    assert programs == ["target", "target", "accept", "draft", "target", "accept"]
+    assert recorder.starts == [[0], [3], [4], [5], [5], [5]]
 
 
 def test_prefill_between_iterations_does_not_disturb_the_next_block(engine: HostEngine) -> None:

@@ -52,6 +52,19 @@ def test_a_completion_is_the_plain_answer_with_its_measurements(decoder: Decoder
     assert found.tokens_per_second > 0
 
 
+def test_the_receivers_time_is_not_counted(decoder: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A clock that moves by hand: an hour in the receiver, nothing in the decoder."""
+    clock = [1000.0]
+    monkeypatch.setattr("dflash_runtime.decoder.perf_counter", lambda: clock[0])
+    monkeypatch.setattr("dflash_engines.host_engine.perf_counter", lambda: clock[0])
+
+    def dawdle(step: Step) -> None:
+        clock[0] += 3600.0
+
+    found = finish(decoder.generate(PROMPT, max_new_tokens=5, stop_token_ids=()), dawdle)
+    assert found.seconds.host == found.seconds.decode == 0.0
+
+
 def test_the_last_block_counts_in_full_although_it_was_cut(decoder: Decoder) -> None:
     """Acceptance length says how good the drafter is, not where the budget ended."""
     prompt = [3, 1, 4, 1, 5]
