@@ -51,7 +51,8 @@ class Manifest(_Record):
     mask_token_id: int
     stop_token_ids: tuple[int, ...]
     draft_vocab_size: int  # tokens the drafter can propose
-    precision: Precision
+    precision: Precision  # of the target
+    draft_precision: Precision  # of the draft program; it changes how much is accepted, never what is written
     hidden_output: bool
     programs: dict[str, str]  # program name to file, "target" to "target.onnx"
     parity: dict[str, Parity]

@@ -31,6 +31,10 @@ class _PairByDefault(TyperGroup):
 app = typer.Typer(cls=_PairByDefault, add_completion=False, no_args_is_help=True, rich_markup_mode="rich",
                   context_settings={"help_option_names": ["-h", "--help"]}, pretty_exceptions_enable=False)  # fmt: skip
 PrecisionOption = Annotated[Literal["fp32", "int8"], typer.Option(help="Number format of the weights.")]
+DraftPrecision = Annotated[
+    Literal["fp32", "int8"] | None,
+    typer.Option(help="Number format of the drafter's weights; default: the target's. Lower loses no token."),
+]
 MaxLen = Annotated[int, typer.Option(help="Tokens a request can hold, prompt included.")]
 Chunk = Annotated[int, typer.Option(help="Prompt tokens computed in one call.")]
 BlockSizes = Annotated[
@@ -69,6 +73,7 @@ def pair(
     drafter: Annotated[str, typer.Argument(help="Folder or id of its DFlash drafter, in z-lab's format.")],
     out: Annotated[Path, typer.Argument(help="Folder to write; it must not exist.")],
     precision: PrecisionOption = "fp32",
+    draft_precision: DraftPrecision = None,
     max_len: MaxLen = 2048,
     prefill_chunk: Chunk = 128,
     max_batch: Annotated[int, typer.Option(help="Requests decoded together.")] = 1,
@@ -82,7 +87,8 @@ def pair(
     from dflash_export.pipeline import ExportRequest
 
     request = ExportRequest(
-        target=target, drafter=drafter, out=out, precision=precision, max_len=max_len, prefill_chunk=prefill_chunk,
+        target=target, drafter=drafter, out=out, precision=precision,
+        draft_precision=draft_precision, max_len=max_len, prefill_chunk=prefill_chunk,
         max_batch=max_batch, block_sizes=_sizes(block_sizes), hidden_output=hidden_output,
         draft_vocab=draft_vocab, draft_vocab_counts=draft_vocab_counts,
     )  # fmt: skip
@@ -95,6 +101,7 @@ def demo(
     drafter: Annotated[Path, typer.Option(help="The demo drafter.")] = Path("models/smollm2-135m-instruct-dflash"),
     target: Annotated[Path | None, typer.Option(help="Where the target goes; default: beside OUT, as target.")] = None,
     precision: PrecisionOption = "fp32",
+    draft_precision: DraftPrecision = None,
     max_len: MaxLen = 2048,
     prefill_chunk: Chunk = 128,
     draft_vocab: DraftVocab = 0,
@@ -108,7 +115,8 @@ def demo(
     with console.status("fetching the demo target"):
         folder = fetch_target(target or out.parent / "target")
     request = ExportRequest(
-        target=str(folder), drafter=str(drafter), out=out, precision=precision, max_len=max_len,
+        target=str(folder), drafter=str(drafter), out=out, precision=precision,
+        draft_precision=draft_precision, max_len=max_len,
         prefill_chunk=prefill_chunk, draft_vocab=draft_vocab,
     )  # fmt: skip
     _export(request, as_json)

@@ -11,10 +11,11 @@ import torch
 from numpy.typing import NDArray
 
 from dflash_engines.backend import Programs
-from dflash_engines.contract import Limits, Program
+from dflash_engines.contract import Limits
 from dflash_engines.errors import CheckpointError
 from dflash_engines.golden import Call, Runner
-from dflash_engines.manifest import Parity, Precision
+from dflash_engines.host_engine import declared_programs
+from dflash_engines.manifest import Manifest, Parity, Precision
 from dflash_export.checkpoint import TargetModel
 from dflash_export.programs.build import Modules
 from dflash_export.pytorch_backend import PytorchPrograms
@@ -106,24 +107,19 @@ def draft_parity(reference: Reference, compiled: Runner, oracle: Runner, block_s
     return Parity(largest_difference=difference, argmax_agreement=agree / rows, rows=rows)
 
 
-def check_parity(
-    reference: Reference,
-    programs: Programs,
-    modules: Modules,
-    declared: Sequence[Program],
-    precision: Precision,
-) -> dict[str, Parity]:
+def check_parity(reference: Reference, programs: Programs, modules: Modules, manifest: Manifest) -> dict[str, Parity]:
     """Parity of `target` and `draft`. Raises CheckpointError when a gate isn't passed."""
     longest = max(map(len, reference.prompts))
     block_size, mask = modules.draft.drafter.config.block_size, modules.accept.mask_token_id
     limits = Limits(max_len=longest + block_size, prefill_chunk=longest, block_sizes=(block_size,))
+    declared = declared_programs(manifest)
     compiled, oracle = (Runner(p, declared, limits) for p in (programs, PytorchPrograms(modules)))
     found = {
         "target": target_parity(reference, compiled, chunk=min(33, longest)),
         "draft": draft_parity(reference, compiled, oracle, block_size, mask),
     }
-    for program, parity in found.items():
-        _pass(program, parity, GATES[precision, program])
+    for program, precision in (("target", manifest.precision), ("draft", manifest.draft_precision)):
+        _pass(program, found[program], GATES[precision, program])
     return found
 
 

@@ -49,6 +49,7 @@ class ExportRequest:
     drafter: str
     out: Path
     precision: Precision = "fp32"
+    draft_precision: Precision | None = None  # the target's when None; free to be lower, since drafts are checked
     max_len: int = 2048
     max_batch: int = 1
     prefill_chunk: int = 128
@@ -56,6 +57,10 @@ class ExportRequest:
     hidden_output: bool = False
     draft_vocab: int = 0  # tokens the drafter may propose, the most used ones; 0 is all
     draft_vocab_counts: Path | None = None  # the drafter's own token_counts.json when None
+
+    def precision_of(self, program: str) -> Precision:
+        """The number format of a program's weights."""
+        return (self.draft_precision or self.precision) if program == "draft" else self.precision
 
 
 def export(request: ExportRequest, report: Report = lambda _: None) -> Bundle:
@@ -77,7 +82,7 @@ def export(request: ExportRequest, report: Report = lambda _: None) -> Bundle:
         manifest = _manifest(request, target, drafter, models, modules, limits)
         report("checking parity with PyTorch")
         compiled = OnnxRuntimePrograms(_seal(folder, manifest), Options())
-        found = parity.check_parity(reference, compiled, modules, declared_programs(manifest), request.precision)
+        found = parity.check_parity(reference, compiled, modules, manifest)
         report("recording golden cases")
         _save_golden(folder, manifest, PytorchPrograms(modules), compiled, prompts)
         bundle = _seal(folder, manifest.model_copy(update={"parity": found}))
@@ -136,7 +141,7 @@ def _write_programs(folder: Path, modules: Modules, request: ExportRequest, repo
     with WeightFile(folder / "weights.bin") as weights:
         for module, program in programs:
             report(f"tracing {program.name}")
-            model = _rewritten(trace(module, program), program, request.precision)
+            model = _rewritten(trace(module, program), program, request.precision_of(program.name))
             weights.take(model)
             ir.save(model, folder / f"{program.name}.onnx")
 
@@ -182,6 +187,7 @@ def _manifest(
         stop_token_ids=models.target.stop_token_ids,
         draft_vocab_size=modules.draft.head.shape[0],
         precision=request.precision,
+        draft_precision=request.precision_of("draft"),
         hidden_output=request.hidden_output,
         programs={name: f"{name}.onnx" for name in ("target", "draft", "accept")},
         parity={},
@@ -197,10 +203,10 @@ def _save_golden(
 
     The oracle's results, where it computes the same weights; else those of the programs that passed parity.
     """
-    precision, declared = manifest.precision, declared_programs(manifest)
-    runner = golden.Runner(oracle if precision == "fp32" else compiled, declared, manifest.limits)
+    declared, exact = declared_programs(manifest), {manifest.precision, manifest.draft_precision} == {"fp32"}
+    runner = golden.Runner(oracle if exact else compiled, declared, manifest.limits)
     block = max(manifest.limits.block_sizes)
-    cases = golden_cases.record(runner, prompts, block, manifest.mask_token_id, GOLDEN_TOLERANCE[precision])
+    cases = golden_cases.record(runner, prompts, block, manifest.mask_token_id, GOLDEN_TOLERANCE[manifest.precision])
     cases.save(folder / golden.FILE)
     golden.check(golden.Golden.load(folder / golden.FILE), golden.Runner(compiled, declared, manifest.limits))
 
