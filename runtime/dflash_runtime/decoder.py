@@ -13,7 +13,7 @@ from dflash_engines.engine import Engine
 from dflash_engines.errors import RequestError
 from dflash_runtime.chat_template import ChatTemplate
 from dflash_runtime.completion import Completion, Step, TimeSplit, time_split
-from dflash_runtime.detokenize import Detokenizer, make_detokenizer
+from dflash_runtime.detokenize import Detokenizer, detokenizers
 from dflash_runtime.loop import DecodeLoop, Progress
 from dflash_runtime.prompt import Prompt, PromptEncoder
 from dflash_runtime.request import Request, check_request
@@ -32,6 +32,7 @@ class Decoder:
         self.tokenizer.no_truncation()  # a prompt is never cut behind the user's back
         self.tokenizer.no_padding()
         self.encoder = PromptEncoder(self.tokenizer, ChatTemplate.of(engine.bundle))
+        self._new_detokenizer = detokenizers(self.tokenizer)
         self._loop = DecodeLoop(engine)
 
     @classmethod
@@ -107,7 +108,7 @@ class Decoder:
         self._loop.slots[_SLOT].forget()
 
     def _steps(self, request: Request) -> Generator[Step, None, Completion]:
-        detokenizer = make_detokenizer(self.tokenizer)
+        detokenizer = self._new_detokenizer()
         before, begin, seconds = self.engine.timing, perf_counter(), 0.0
         steps: list[Step] = []
         for progress in self._loop.run(_SLOT, request):

@@ -6,6 +6,8 @@ quadratic time on them.
 
 import codecs
 import re
+from collections.abc import Callable
+from functools import partial
 from typing import Protocol
 
 from tokenizers import Tokenizer, decoders
@@ -25,19 +27,20 @@ class Detokenizer(Protocol):
         ...
 
 
-def make_detokenizer(tokenizer: Tokenizer) -> Detokenizer:
-    """The detokeniser that fits `tokenizer`'s decoder. Special tokens give no text."""
+def detokenizers(tokenizer: Tokenizer) -> Callable[[], Detokenizer]:
+    """Makes, for each text, the detokeniser that fits `tokenizer`'s decoder. Special tokens give no text."""
+    special = frozenset(i for i, token in tokenizer.get_added_tokens_decoder().items() if token.special)
     if isinstance(tokenizer.decoder, decoders.ByteLevel):
-        return ByteLevelDetokenizer(tokenizer)
-    return WindowDetokenizer(tokenizer)
+        return partial(ByteLevelDetokenizer, tokenizer, special)
+    return partial(WindowDetokenizer, tokenizer, special)
 
 
 class ByteLevelDetokenizer:
     """For byte-level BPE: every token is a run of bytes, and Python's own decoder holds half characters."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, special: frozenset[int]) -> None:
         self._tokenizer = tokenizer
-        self._special = special_ids(tokenizer)
+        self._special = special
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
     def push(self, token_ids: tuple[int, ...]) -> str:
@@ -63,9 +66,9 @@ class WindowDetokenizer:
     Byte tokens such as <0xE4> are held until another kind follows: one wrong byte changes the text of all.
     """
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, special: frozenset[int]) -> None:
         self._tokenizer = tokenizer
-        self._special = special_ids(tokenizer)
+        self._special = special
         self._context: list[int] = []  # told already; decoders treat a text's beginning in their own way
         self._held: list[int] = []
 
@@ -89,11 +92,6 @@ class WindowDetokenizer:
         if self._held:
             self._context, self._held = self._held, []
         return text
-
-
-def special_ids(tokenizer: Tokenizer) -> frozenset[int]:
-    """Ids that decoding leaves out."""
-    return frozenset(i for i, token in tokenizer.get_added_tokens_decoder().items() if token.special)
 
 
 def _byte_alphabet() -> dict[str, int]:

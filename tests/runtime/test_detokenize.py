@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from dflash_runtime.detokenize import ByteLevelDetokenizer, WindowDetokenizer, make_detokenizer
+from dflash_runtime.detokenize import ByteLevelDetokenizer, WindowDetokenizer, detokenizers
 from tests.engines.scripted_bundle import byte_tokenizer
 
 
@@ -66,7 +66,7 @@ TOKENIZERS = {
 
 
 def pieces(tokenizer: Tokenizer, chunks: list[list[int]]) -> Iterator[str]:
-    detokenizer = make_detokenizer(tokenizer)
+    detokenizer = detokenizers(tokenizer)()
     for chunk in chunks:
         yield detokenizer.push(tuple(chunk))
     yield detokenizer.flush()
@@ -122,5 +122,5 @@ def test_special_tokens_give_no_text() -> None:
 
 
 def test_the_detokeniser_fits_the_decoder() -> None:
-    assert isinstance(make_detokenizer(TOKENIZERS["byte level"]), ByteLevelDetokenizer)
-    assert isinstance(make_detokenizer(TOKENIZERS["byte fallback"]), WindowDetokenizer)
+    assert isinstance(detokenizers(TOKENIZERS["byte level"])(), ByteLevelDetokenizer)
+    assert isinstance(detokenizers(TOKENIZERS["byte fallback"])(), WindowDetokenizer)
