@@ -6,12 +6,14 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from torch import Tensor, nn
+from torch import Tensor, float32, nn, no_grad, tensor
+from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
 
 from dflash_engines import golden
 from dflash_engines.backend import Options
 from dflash_engines.bundle import Bundle
+from dflash_engines.contract import Limits
 from dflash_engines.errors import CheckpointError, EngineError
 from dflash_engines.host_engine import declared_programs
 from dflash_engines.manifest import Parity
@@ -234,3 +236,42 @@ def test_parity_reports_how_far_off_a_program_is() -> None:
     bad = Parity(largest_difference=np.inf, argmax_agreement=1.0, rows=1)
     with pytest.raises(CheckpointError, match="off by up to inf"):
         parity._pass("target", bad, gate)
+
+
+def test_hidden_output_is_transformers_hidden_states(tmp_path: Path) -> None:
+    bundle = export(request(tmp_path, hidden_output=True))
+    model = AutoModelForCausalLM.from_pretrained(bundle.manifest.target.id, dtype=float32).eval()
+    tokens = list(range(5, 29))
+    with no_grad():
+        states = model(tensor([tokens]), output_hidden_states=True).hidden_states
+    wanted = np.concatenate([states[i + 1].numpy() for i in bundle.manifest.target_layer_ids], -1)
+    runner = golden.Runner(
+        OnnxRuntimePrograms(bundle, Options()), declared_programs(bundle.manifest), bundle.manifest.limits
+    )
+    chunks = [runner.run(call)["hidden"] for call in parity.target_calls(tokens, chunk=10)]
+    np.testing.assert_allclose(np.concatenate(chunks, 1), wanted, rtol=1e-4, atol=1e-4)
+
+
+def test_weights_are_stored_once(export_pair: ExportPair) -> None:
+    """A tied head, and an embedding that two programs read, cost their bytes once (in fp32)."""
+    for case in (PairCase(name="tied", tied=True), LLAMA):
+        target, drafter, bundle = export_pair(case)
+        checkpoints = sum((folder / "model.safetensors").stat().st_size for folder in (target, drafter))
+        # The context's key and value projections stand in both programs, merged with other neighbours in each.
+        geometry = bundle.manifest.geometry
+        twice = sum(2 * 4 * c.kv_heads * c.head_dim * geometry.hidden_size for c in geometry.draft_caches)
+        padding = 4096 * 60  # tensors start at whole pages
+        assert bundle.manifest.files["weights.bin"].bytes <= checkpoints + twice + padding
+
+
+def test_programs_run_at_every_row_count(export_pair: ExportPair) -> None:
+    """Sizes of the traced example must not have become constants."""
+    bundle = export_pair(LLAMA)[2]
+    runner = golden.Runner(OnnxRuntimePrograms(bundle, Options()), declared_programs(bundle.manifest),
+                           Limits(max_len=64, prefill_chunk=40, block_sizes=(8,)))  # fmt: skip
+    tokens = list(range(4, 44))
+    whole = runner.run(parity.target_calls(tokens, chunk=40)[0])["logits"][0]
+    for chunk in (2, 3, 5, 8, 17):
+        parts = [runner.run(call)["logits"][0] for call in parity.target_calls(tokens, chunk)]
+        rows = [part for part in parts if len(part) > 1]  # one row alone takes another numerical path
+        np.testing.assert_array_equal(np.concatenate(rows), whole[: sum(map(len, rows))])

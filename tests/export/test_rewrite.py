@@ -5,7 +5,6 @@ from pathlib import Path
 
 import numpy as np
 import onnx_ir as ir
-import onnxruntime as ort
 import pytest
 import torch
 from torch import Tensor, nn
@@ -15,6 +14,7 @@ from dflash_engines.lowerings.int8_weights import int8_weights
 from dflash_export import rewrite
 from dflash_export.trace import trace
 from dflash_export.weights import SMALLEST, WeightFile
+from tests.sessions import session
 
 WIDTH = 64
 PROGRAM = Program(
@@ -36,12 +36,12 @@ class Products(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         mixed = self.mix(torch.cat([self.q_proj(x), self.k_proj(x), self.v_proj(x)], -1))
-        return self.o_proj(mixed) @ self.table.T + self.table[0]
+        rows: Tensor = self.o_proj(mixed)
+        return rows @ self.table.T + self.table[0]
 
 
 def run(model: ir.Model, x: np.ndarray) -> np.ndarray:
-    session = ort.InferenceSession(ir.to_proto(model).SerializeToString(), providers=["CPUExecutionProvider"])
-    result: np.ndarray = session.run(None, {"x": x})[0]
+    result: np.ndarray = session(ir.to_proto(model).SerializeToString()).run(None, {"x": x})[0]
     return result
 
 
@@ -98,10 +98,30 @@ def test_equal_weights_are_stored_once_and_load_from_any_folder(
     assert size < sum(map(len, distinct)) + 4096 * len(distinct)
     moved = tmp_path.rename(tmp_path.with_name("moved"))
     monkeypatch.chdir("/")
-    session = ort.InferenceSession(moved / "two.onnx", providers=["CPUExecutionProvider"])
-    np.testing.assert_array_equal(session.run(None, {"x": rows})[0], before)
+    np.testing.assert_array_equal(session(moved / "two.onnx").run(None, {"x": rows})[0], before)
 
 
 def test_the_tracers_notes_are_dropped(traced: ir.Model) -> None:
     rewrite.strip(traced)
     assert str(Path(__file__).parent).encode() not in ir.to_proto(traced).SerializeToString()
+
+
+@pytest.mark.slow
+def test_weights_beyond_two_gigabytes_load(tmp_path: Path) -> None:
+    """protobuf ends at 2 GB; a weight that lies behind that offset must still be found."""
+    weight = np.random.default_rng(2).normal(size=(WIDTH, WIDTH)).astype(np.float32)
+    x = ir.Value(name="x", shape=ir.Shape([2, WIDTH]), type=ir.TensorType(ir.DataType.FLOAT))
+    w = ir.Value(name="w", shape=ir.Shape(weight.shape), type=ir.TensorType(ir.DataType.FLOAT),
+                 const_value=ir.tensor(weight, name="w"))  # fmt: skip
+    product = ir.node("MatMul", [x, w])
+    product.outputs[0].name, product.outputs[0].type = "y", ir.TensorType(ir.DataType.FLOAT)
+    product.outputs[0].shape = ir.Shape([2, WIDTH])
+    graph = ir.Graph([x], [product.outputs[0]], nodes=[product], initializers=[w], opset_imports={"": 24}, name="far")
+    model = ir.Model(graph, ir_version=10)
+    with WeightFile(tmp_path / "weights.bin") as weights:
+        weights.place(np.zeros(2**31 + 12345, np.uint8))
+        weights.take(model)
+    ir.save(model, tmp_path / "far.onnx")
+    rows = np.random.default_rng(3).normal(size=(2, WIDTH)).astype(np.float32)
+    found = session(tmp_path / "far.onnx").run(None, {"x": rows})[0]
+    np.testing.assert_allclose(found, rows @ weight, rtol=1e-4, atol=1e-4)
