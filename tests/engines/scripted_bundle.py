@@ -83,7 +83,6 @@ def manifest(max_len: int = MAX_LEN, max_batch: int = 1) -> dict[str, Any]:
         "draft_vocab_size": VOCAB_SIZE,
         "precision": "fp32",
         "draft_precision": "fp32",
-        "draft_precision": "fp32",
         "hidden_output": False,
         "programs": {name: f"{name}.onnx" for name in ("target", "draft", "accept")},
         "parity": {},
