@@ -9,7 +9,7 @@ from torch import Tensor
 
 from dflash_training.generate import GenerateConfig, stack_states
 from dflash_training.responses import manifest
-from dflash_training.slots import PrefillSide, SlotArena
+from dflash_training.slots import PassingSide
 from dflash_training.store import Response, read_responses, shard_names, write_manifest, write_responses, write_states
 from dflash_training.target import Target
 
@@ -45,13 +45,12 @@ def read_states(
     states: list[Tensor] = [torch.empty(0)] * len(responses)
     for batch in length_batches(responses, batch_tokens):
         rows = max(responses[i].state_rows for i in batch)
-        arena = SlotArena(target.model.config, len(batch), rows, target.dtype, target.device)
         ids = [list(responses[i].token_ids[:-1]) for i in batch]
         tokens = torch.tensor([row + [0] * (rows - len(row)) for row in ids], device=target.device)
         positions = torch.arange(rows, device=target.device).expand(len(batch), -1)
         mask = torch.ones(rows, rows, dtype=torch.bool, device=target.device).tril()
         mask = mask.expand(len(batch), 1, -1, -1)
-        out = target.read(tokens, positions, mask, PrefillSide(arena, range(len(batch))), states=True)
+        out = target.read(tokens, positions, mask, PassingSide(target.dtype), states=True)
         stacked = stack_states(out, target_layer_ids)
         for row, index in enumerate(batch):
             states[index] = stacked[row, : responses[index].state_rows].clone()

@@ -65,5 +65,5 @@ def set_rates(optimisers: Iterable[torch.optim.Optimizer], factor: float) -> Non
 def update_average(average: dict[str, Tensor], model: nn.Module, decay: float, step: int) -> None:
     """Exponential moving average, shorter at the start so that it forgets the first weights."""
     keep = min(decay, (step + 1) / (step + 10))
-    for name, parameter in model.named_parameters():
-        average[name].lerp_(parameter.detach(), 1 - keep)
+    parameters = dict(model.named_parameters())
+    torch._foreach_lerp_([average[name] for name in parameters], list(parameters.values()), 1 - keep)

@@ -24,15 +24,13 @@ def _grouped_attention(
     scaling: float | None = None,
     **unused: object,
 ) -> tuple[Tensor, None]:
-    """Attention that reads each K/V head once: with one row a slot, the heads of a group become its rows."""
+    """Attention that reads each K/V head once: the query heads that share it become its rows."""
     batch, heads, rows, width = query.shape
-    query = query.to(key.dtype)
-    if rows == 1:
-        grouped = query.view(batch, key.shape[1], heads // key.shape[1], width)
-        out = functional.scaled_dot_product_attention(grouped, key, value, attention_mask, scale=scaling)
-        return out.reshape(batch, 1, heads, width), None
-    out = functional.scaled_dot_product_attention(query, key, value, attention_mask, scale=scaling, enable_gqa=True)
-    return out.transpose(1, 2), None
+    groups = heads // key.shape[1]
+    folded = query.to(key.dtype).reshape(batch, key.shape[1], groups * rows, width)
+    mask = attention_mask if rows == 1 else attention_mask.repeat(1, 1, groups, 1)
+    out = functional.scaled_dot_product_attention(folded, key, value, mask, scale=scaling)
+    return out.reshape(batch, heads, rows, width).transpose(1, 2), None
 
 
 AttentionInterface.register(ATTENTION_NAME, _grouped_attention)
@@ -68,6 +66,21 @@ class PrefillSide:
         self.arena.keys[layer][self.slots, :, : key.shape[2]] = key
         self.arena.values[layer][self.slots, :, : key.shape[2]] = value
         return key, value
+
+
+class PassingSide:
+    """Keeps nothing: a whole text is read in one pass."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        self.dtype = dtype
+
+    def get_seq_length(self, *unused: object) -> int:
+        """Asked by transformers; positions and mask are given, so nothing hangs on it."""
+        return 0
+
+    def update(self, key: Tensor, value: Tensor, layer: int, **unused: object) -> tuple[Tensor, Tensor]:
+        """K and V as they came."""
+        return key.to(self.dtype), value.to(self.dtype)
 
 
 class DecodeSide:
