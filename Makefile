@@ -27,13 +27,13 @@ check: $(INSTALLED)
 bench: $(INSTALLED) build/demo build/demo-int8 build/demo-long
 	$(BIN)/python scripts/bench_core.py --fp32 build/demo --int8 build/demo-int8 --long build/demo-long --target build/target
 
-build/demo: $(INSTALLED) build/demo
+build/demo: | $(INSTALLED)
 	$(BIN)/dflash-export demo $@
 
-build/demo-int8: $(INSTALLED)
+build/demo-int8: | $(INSTALLED)
 	$(BIN)/dflash-export demo $@ --precision int8
 
-build/demo-long: $(INSTALLED)
+build/demo-long: | $(INSTALLED)
 	$(BIN)/dflash-export demo $@ --max-len 8192
 
 $(INSTALLED): pyproject.toml constraints.txt

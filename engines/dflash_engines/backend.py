@@ -35,7 +35,7 @@ class Programs(Protocol):
 class Options:
     """How to load a bundle. None leaves the choice to the backend or to the bundle's limits."""
 
-    threads: int | None = None  # CPU threads, shared by all programs of the process
+    threads: int | None = None  # CPU threads of each program call
     max_len: int | None = None  # tokens a slot can hold, at most the bundle's
     slots: int | None = None  # requests in flight together, at most what the backend can
     provider: str | None = None  # an execution provider of ONNX Runtime

@@ -1,4 +1,4 @@
-"""ONNX Runtime on the CPU: a bundle's programs over host memory, caches updated in place, one thread pool.
+"""ONNX Runtime on the CPU: a bundle's programs over host memory, caches updated in place.
 
 Programs are loaded without their weights, checked, lowered, and handed to ONNX Runtime as bytes; it maps
 the bundle's weight file itself, so that a program may be larger than protobuf's 2 GB.
@@ -51,8 +51,8 @@ class OnnxRuntimePrograms:
 
     def __init__(self, bundle: Bundle, options: Options) -> None:
         _check_provider(options.provider or PROVIDER)
-        use_threads(options.threads)
-        self._sessions = {p.name: _session(bundle, p) for p in declared_programs(bundle.manifest)}
+        settings = _session_options(bundle, options.threads)
+        self._sessions = {p.name: _session(bundle, p, settings) for p in declared_programs(bundle.manifest)}
 
     def bind(self, program: str, inputs: Buffers, outputs: Buffers) -> Run:
         """See `backend.Programs.bind`."""
@@ -90,55 +90,41 @@ def _check_provider(provider: str) -> None:
         raise EngineError(f"backend 'onnxruntime' runs on {PROVIDER}, not on {provider}")
 
 
-_pool_threads: int | None = None  # ONNX Runtime makes its global pool once a process
+def _session_options(bundle: Bundle, threads: int | None) -> ort.SessionOptions:
+    """Sessions with pools of their own: a process-wide one would bind every other user of ONNX Runtime in it.
 
-
-def use_threads(threads: int | None) -> None:
-    """Make ONNX Runtime's process-wide pool, or see that it is the one asked for; None takes it as it is.
-
-    A pool for each program would spin against the others'. Once it is there, every session of the process has to
-    use it: `SessionOptions.use_per_session_threads = False`.
+    Workers that went on spinning after a run would take the cores from the next program's; they stop at its end.
     """
-    global _pool_threads
     if threads is not None and threads < 1:
         raise EngineError(f"threads must be at least 1, not {threads}")
-    if _pool_threads is None:
-        _pool_threads = _make_pool(threads)
-    if threads not in (None, _pool_threads):
-        raise EngineError(
-            f"ONNX Runtime's thread pool has {_pool_threads} threads in this process, not {threads}; "
-            "use another number in a process of its own"
-        )
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = threads or len(os.sched_getaffinity(0))
+    options.add_session_config_entry("session.force_spinning_stop", "1")
+    options.add_session_config_entry(_WEIGHTS_FOLDER, str(bundle.path))
+    return options
 
 
-def _make_pool(threads: int | None) -> int | None:
-    """Returns the pool's threads; None when other code made it, of a size that we don't know."""
-    wanted = threads or len(os.sched_getaffinity(0))
-    try:
-        ort.set_global_thread_pool_sizes(wanted, 1)
-    except ort_errors.Fail as e:
-        if threads is None:
-            return None
-        raise EngineError(
-            "other code in this process has made ONNX Runtime's thread pool already; "
-            "leave the number of threads out, or load the bundle in a process of its own"
-        ) from e
-    return wanted
-
-
-def _session(bundle: Bundle, program: Program) -> ort.InferenceSession:
+def _session(bundle: Bundle, program: Program, options: ort.SessionOptions) -> ort.InferenceSession:
     file = bundle.program(program.name)
     model = onnx.load(file, load_external_data=False)
     _check_weights(bundle, file, model.graph.initializer)
     contract.check(program, _found(model.graph.input), _found(model.graph.output))
-    options = ort.SessionOptions()
-    options.use_per_session_threads = False
-    options.add_session_config_entry(_WEIGHTS_FOLDER, str(bundle.path))
     try:
         lowered: ModelProto = live_length(model)
-        return ort.InferenceSession(lowered.SerializeToString(), options, providers=[PROVIDER])
+        return _create(lowered.SerializeToString(), options)
     except _FAILURES as e:
         raise EngineError(f"ONNX Runtime {ort.__version__} can't load {file}: {e}") from e
+
+
+def _create(model: bytes, options: ort.SessionOptions) -> ort.InferenceSession:
+    try:
+        return ort.InferenceSession(model, options, providers=[PROVIDER], enable_fallback=0)
+    except RuntimeError as e:
+        if "global thread pool" not in str(e):
+            raise
+    # The application made one pool for all sessions of its process.
+    options.use_per_session_threads, options.intra_op_num_threads = False, 0
+    return ort.InferenceSession(model, options, providers=[PROVIDER], enable_fallback=0)
 
 
 def _check_weights(bundle: Bundle, file: Path, initializers: Iterable[TensorProto]) -> None:

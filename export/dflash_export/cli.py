@@ -2,6 +2,7 @@
 
 import json
 import logging
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -198,4 +199,5 @@ def _table(bundle: Bundle) -> Table:
 def main() -> None:
     """The command's entry point."""
     logging.getLogger("transformers").setLevel(logging.ERROR)
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # ours is enough
     run_command(app)

@@ -16,7 +16,6 @@ from dflash_engines import contract
 from dflash_engines.contract import CacheShape, Geometry
 from dflash_export.programs.accept import Accept
 from dflash_export.trace import trace
-from tests.sessions import session
 
 MASK, VOCAB = 3, 11
 GEOMETRY = Geometry(vocab_size=VOCAB, hidden_size=4, taps=1, target_caches=(CacheShape(kv_heads=1, head_dim=4),),
@@ -65,7 +64,7 @@ def test_accept_is_the_plain_loop(cases: list[tuple[list[int], list[int], int, i
 def compiled(tmp_path_factory: pytest.TempPathFactory) -> ort.InferenceSession:
     path: Path = tmp_path_factory.mktemp("accept") / "accept.onnx"
     ir.save(trace(Accept(MASK), contract.accept(GEOMETRY)), path)
-    return session(path)
+    return ort.InferenceSession(path, providers=["CPUExecutionProvider"])
 
 
 @pytest.mark.parametrize("rows", [1, 2, 8])

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import onnx_ir as ir
+import onnxruntime as ort
 import pytest
 import torch
 from torch import Tensor, nn
@@ -14,9 +15,9 @@ from dflash_engines.lowerings.int8_weights import int8_weights
 from dflash_export import rewrite
 from dflash_export.trace import trace
 from dflash_export.weights import SMALLEST, WeightFile
-from tests.sessions import session
 
 WIDTH = 64
+CPU = ["CPUExecutionProvider"]
 PROGRAM = Program(
     name="products",
     inputs=(Binding(name="x", dtype=Dtype.FLOAT, shape=(Dim.SLOTS, Dim.ROWS_IN, WIDTH), meaning="rows"),),
@@ -41,7 +42,9 @@ class Products(nn.Module):
 
 
 def run(model: ir.Model, x: np.ndarray) -> np.ndarray:
-    result: np.ndarray = session(ir.to_proto(model).SerializeToString()).run(None, {"x": x})[0]
+    result: np.ndarray = ort.InferenceSession(ir.to_proto(model).SerializeToString(), providers=CPU).run(
+        None, {"x": x}
+    )[0]
     return result
 
 
@@ -98,7 +101,9 @@ def test_equal_weights_are_stored_once_and_load_from_any_folder(
     assert size < sum(map(len, distinct)) + 4096 * len(distinct)
     moved = tmp_path.rename(tmp_path.with_name("moved"))
     monkeypatch.chdir("/")
-    np.testing.assert_array_equal(session(moved / "two.onnx").run(None, {"x": rows})[0], before)
+    np.testing.assert_array_equal(
+        ort.InferenceSession(moved / "two.onnx", providers=CPU).run(None, {"x": rows})[0], before
+    )
 
 
 def test_the_tracers_notes_are_dropped(traced: ir.Model) -> None:
@@ -123,5 +128,5 @@ def test_weights_beyond_two_gigabytes_load(tmp_path: Path) -> None:
         weights.take(model)
     ir.save(model, tmp_path / "far.onnx")
     rows = np.random.default_rng(3).normal(size=(2, WIDTH)).astype(np.float32)
-    found = session(tmp_path / "far.onnx").run(None, {"x": rows})[0]
+    found = ort.InferenceSession(tmp_path / "far.onnx", providers=CPU).run(None, {"x": rows})[0]
     np.testing.assert_allclose(found, rows @ weight, rtol=1e-4, atol=1e-4)

@@ -7,7 +7,6 @@ from numpy.typing import NDArray
 from onnx import ModelProto, TensorProto, helper
 
 from dflash_engines.lowerings.live_length import live_length
-from dflash_engines.onnxruntime_cpu import use_threads
 
 HEADS, KV_HEADS, HEAD_DIM, CACHE_ROWS = 4, 2, 8, 96
 SHAPES: dict[str, list[str | int]] = {
@@ -61,10 +60,7 @@ def feeds(starts: list[int], rows: int) -> dict[str, NDArray[Any]]:
 
 
 def run(model: ModelProto, inputs: dict[str, NDArray[Any]]) -> NDArray[np.float32]:
-    use_threads(None)
-    options = ort.SessionOptions()
-    options.use_per_session_threads = False  # the process has one pool
-    session = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
     names = {value.name for value in session.get_inputs()}
     outputs: list[NDArray[np.float32]] = session.run(None, {n: v for n, v in inputs.items() if n in names})
     return outputs[0]
