@@ -10,8 +10,16 @@ from typing import Any, cast
 import torch
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+from safetensors import SafetensorError
 from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig, PreTrainedModel
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 
 from dflash_engines.contract import CacheShape
 from dflash_engines.errors import CheckpointError
@@ -83,9 +91,14 @@ def load_target(folder: Path) -> TargetModel:
     """The target in `folder`, fp32, with transformers' own eager attention. Raises CheckpointError."""
     config = read_config(folder)
     try:
-        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
-    except (OSError, ValueError, KeyError) as fault:
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            folder, dtype=torch.float32, attn_implementation="eager", output_loading_info=True
+        )
+    except (OSError, ValueError, KeyError, SafetensorError) as fault:
         raise CheckpointError(f"{folder}: transformers cannot load this target: {fault}") from fault
+    model, report = loaded
+    if missing := sorted(report["missing_keys"]):
+        raise CheckpointError(f"{folder}: weight {missing[0]!r} is missing ({len(missing)} in all); it would be random")
     model = model.eval().requires_grad_(False)
     decoder = model.get_decoder()
     return TargetModel(
@@ -137,8 +150,20 @@ def stop_token_ids(folder: Path, config: PreTrainedConfig) -> tuple[int, ...]:
     generation = folder / "generation_config.json"
     if generation.is_file():
         stops |= _ids(json.loads(generation.read_text(encoding="utf-8")).get("eos_token_id"))
-    stops |= _ids(AutoTokenizer.from_pretrained(folder).eos_token_id)
+    stops |= _ids(load_tokenizer(folder).eos_token_id)
     return tuple(sorted(stops or _ids(config.get_text_config().eos_token_id)))
+
+
+def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
+    """The target's tokenizer. Raises CheckpointError when there is none that bundles can hold."""
+    try:
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(folder)
+    except (OSError, ValueError, KeyError) as fault:
+        reason = str(fault).splitlines()[0]
+        raise CheckpointError(f"{folder}: transformers cannot load a tokenizer from there: {reason}") from fault
+    if not tokenizer.is_fast:
+        raise CheckpointError(f"{folder}: its tokenizer has no tokenizer.json form; convert it to a fast one first")
+    return tokenizer
 
 
 def _ids(value: int | list[int] | None) -> set[int]:

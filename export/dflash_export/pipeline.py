@@ -14,7 +14,6 @@ from pathlib import Path
 
 import onnx_ir as ir
 import torch
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from dflash_engines import contract, golden
 from dflash_engines.backend import Options, Programs
@@ -26,7 +25,7 @@ from dflash_engines.lowerings.int8_weights import int8_weights
 from dflash_engines.manifest import SCHEMA_VERSION, FileRecord, Manifest, Precision
 from dflash_engines.onnxruntime_cpu import OnnxRuntimePrograms
 from dflash_export import draft_vocabulary, golden_cases, parity, rewrite
-from dflash_export.checkpoint import Checkpoint, locate
+from dflash_export.checkpoint import Checkpoint, load_tokenizer, locate
 from dflash_export.programs.build import Modules, Pair, assemble, load_pair
 from dflash_export.prompts import PROMPTS
 from dflash_export.pytorch_backend import PytorchPrograms
@@ -70,7 +69,7 @@ def export(request: ExportRequest, report: Report = lambda _: None) -> Bundle:
     report("loading checkpoints")
     target, drafter = locate(request.target), locate(request.drafter)
     models = load_pair(target, drafter)
-    tokenizer = AutoTokenizer.from_pretrained(target.folder)
+    tokenizer = load_tokenizer(target.folder)
     limits = _limits(request, models)
     report("running transformers on the parity prompts")
     prompts = [tokenizer(text, add_special_tokens=False)["input_ids"][: limits.max_len // 2] for text in PROMPTS]
@@ -78,7 +77,7 @@ def export(request: ExportRequest, report: Report = lambda _: None) -> Bundle:
     modules = assemble(models, draft_vocab=_vocabulary(request, drafter, models), hidden_output=request.hidden_output)
     with _hidden_folder(request.out) as folder:
         _write_programs(folder, modules, request, report)
-        _save_tokenizer(tokenizer, folder)
+        tokenizer.save_pretrained(folder)
         manifest = _manifest(request, target, drafter, models, modules, limits)
         report("checking parity with PyTorch")
         compiled = OnnxRuntimePrograms(_seal(folder, manifest), Options())
@@ -155,14 +154,6 @@ def _rewritten(model: ir.Model, program: Program, precision: Precision) -> ir.Mo
     if program.name == "draft":
         rewrite.fold_transposes(model.graph)  # the head too: drafts may be inexact, the target's head may not
     return ir.serde.deserialize_model(int8_weights(ir.serde.serialize_model(model), _KEEP))
-
-
-def _save_tokenizer(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
-    tokenizer.save_pretrained(folder)
-    if not (folder / "tokenizer.json").is_file():
-        raise CheckpointError(
-            f"{tokenizer.name_or_path}: its tokenizer has no tokenizer.json form; convert it to a fast one"
-        )
 
 
 def _manifest(

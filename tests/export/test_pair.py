@@ -1,5 +1,6 @@
 """Pairs that would load and draft nonsense are refused, with both numbers; broken weights are named."""
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -94,6 +95,32 @@ def test_missing_and_truncated_weight_files_are_named(folders: tuple[Path, Path]
     (tmp_path / "model.safetensors").write_bytes(whole[: len(whole) // 2])
     with pytest.raises(CheckpointError, match="not a whole safetensors file"):
         load(tmp_path, DrafterConfig.from_folder(folders[1]))
+
+
+def damaged(target: Path, out: Path, *left_out: str) -> Path:
+    """A copy of the target without some files or, by a dotted name, without some tensors."""
+    shutil.copytree(target, out, ignore=shutil.ignore_patterns(*left_out))
+    weights = load_file(out / "model.safetensors")
+    kept = {name: tensor for name, tensor in weights.items() if name not in left_out}
+    save_file(kept, out / "model.safetensors", metadata={"format": "pt"})
+    return out
+
+
+def test_a_target_that_misses_a_weight_is_refused_not_filled_in(folders: tuple[Path, Path], tmp_path: Path) -> None:
+    name = "model.layers.2.mlp.up_proj.weight"
+    with pytest.raises(CheckpointError, match=f"weight '{name}' is missing"):
+        load_target(damaged(folders[0], tmp_path / "target", name))
+
+
+def test_a_target_cut_short_or_without_tokenizer_is_named(folders: tuple[Path, Path], tmp_path: Path) -> None:
+    no_tokenizer = damaged(folders[0], tmp_path / "bare", "tokenizer*")
+    with pytest.raises(CheckpointError, match="tokenizer"):
+        load_target(no_tokenizer)
+    cut = damaged(folders[0], tmp_path / "cut")
+    whole = (cut / "model.safetensors").read_bytes()
+    (cut / "model.safetensors").write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(CheckpointError, match="cannot load this target"):
+        load_target(cut)
 
 
 def test_a_name_that_is_neither_folder_nor_id_is_said_to_be_so() -> None:
