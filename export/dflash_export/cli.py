@@ -200,4 +200,4 @@ def main() -> None:
     """The command's entry point."""
     logging.getLogger("transformers").setLevel(logging.ERROR)
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # ours is enough
-    run_command(app)
+    run_command(app, extra="export")

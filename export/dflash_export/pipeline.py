@@ -33,6 +33,7 @@ from dflash_export.trace import trace
 from dflash_export.weights import WeightFile
 
 Report = Callable[[str], object]  # told what begins now
+MIN_MAX_LEN = 32  # tokens; parity prompts and golden cases need some room
 STEPS = 7  # how often `export` reports
 # Taps are large and rare: fc stays in floating point, whatever the bundle's precision.
 _KEEP = ("drafter.fc",)
@@ -96,6 +97,8 @@ def _limits(request: ExportRequest, models: Pair) -> Limits:
         raise CheckpointError(
             f"block sizes {list(sizes)}: this drafter was trained for blocks of up to {trained}, from 2"
         )
+    if request.max_len < MIN_MAX_LEN:
+        raise CheckpointError(f"max_len {request.max_len} is too short to be useful; it starts at {MIN_MAX_LEN}")
     ceiling = models.target.model.config.get_text_config().max_position_embeddings
     if request.max_len > ceiling:
         raise CheckpointError(f"max_len {request.max_len} is more than the target's {ceiling} positions")

@@ -161,4 +161,4 @@ def _converse(decoder: Decoder, turns: Turns, settings: Settings, answer: Callab
 
 def main() -> None:
     """The console script."""
-    run_command(app)
+    run_command(app, extra="ort")
