@@ -120,9 +120,7 @@ def target_config(
     )
 
 
-def random_target(
-    config: PreTrainedConfig, *, seed: int = LIVELY_SEED, favoured_tokens: int = 6
-) -> PreTrainedModel:
+def random_target(config: PreTrainedConfig, *, seed: int = LIVELY_SEED, favoured_tokens: int = 6) -> PreTrainedModel:
     """A target in fp32 with random weights, the same for the same seed.
 
     `favoured_tokens` ids get larger head rows than the rest and so most of the argmaxes, which lets a random
@@ -130,12 +128,12 @@ def random_target(
     """
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        model: PreTrainedModel = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(
             copy.deepcopy(config), dtype=torch.float32, attn_implementation="eager"
         ).eval()
         for name, weight in model.named_parameters():
             randomise(name, weight)
-        favour(model.get_output_embeddings().weight, favoured_tokens)  # type: ignore[no-untyped-call]
+        favour(model.get_output_embeddings().weight, favoured_tokens)
     return model
 
 
@@ -168,7 +166,7 @@ def save_target(model: PreTrainedModel, folder: Path) -> Path:
 
     The end of a turn stops generation by generation_config.json, the end of the text by the tokenizer.
     """
-    model.generation_config = GenerationConfig(eos_token_id=[END_OF_TURN_ID])  # type: ignore[no-untyped-call]
+    model.generation_config = GenerationConfig(eos_token_id=[END_OF_TURN_ID])
     model.save_pretrained(folder)
     byte_tokenizer().save_pretrained(folder)
     return folder

@@ -202,7 +202,7 @@ class ReferenceDrafter(nn.Module):
         return nn.functional.embedding(block, table) * self.input_embedding_scale
 
     def logits(self, hidden: Tensor) -> Tensor:
-        head = self._outside[0].get_output_embeddings()  # type: ignore[no-untyped-call]
+        head = self._outside[0].get_output_embeddings()
         logits: Tensor = head(hidden) * self.output_multiplier
         if not self.final_logit_softcapping:
             return logits

@@ -15,9 +15,7 @@ from tests.reference.reference_loop import accepted_count, cut, plain_greedy, re
 PROMPT = [4 + (37 * i) % 251 for i in range(23)]
 NEW_TOKENS = 60
 WINDOW = 6
-KINDS = [
-    (family, rope, (i + j) % 2 == 1) for i, family in enumerate(FAMILIES) for j, rope in enumerate(ROPES)
-]
+KINDS = [(family, rope, (i + j) % 2 == 1) for i, family in enumerate(FAMILIES) for j, rope in enumerate(ROPES)]
 FULL = DrafterSpec()
 SLIDING = DrafterSpec(num_layers=1, layer_types=("sliding_attention",), sliding_window=WINDOW)
 
@@ -43,7 +41,7 @@ def random_taps(rows: int) -> torch.Tensor:
 
 
 def hf_greedy(target: PreTrainedModel) -> list[int]:
-    config = GenerationConfig(max_new_tokens=NEW_TOKENS, do_sample=False, eos_token_id=[0], pad_token_id=0)  # type: ignore[no-untyped-call]
+    config = GenerationConfig(max_new_tokens=NEW_TOKENS, do_sample=False, eos_token_id=[0], pad_token_id=0)
     generated = target.generate(torch.tensor([PROMPT]), generation_config=config)  # type: ignore[operator]
     return generated[0, len(PROMPT) :].tolist()  # type: ignore[no-any-return]
 
@@ -64,9 +62,7 @@ def test_result_lists_every_pass(target: PreTrainedModel, tmp_path: Path) -> Non
     assert NEW_TOKENS <= 1 + sum(result.acceptance_lengths) < NEW_TOKENS + 5
     assert len(result.drafts) == len(result.draft_logits) == len(result.acceptance_lengths)
     done = 1
-    for draft, logits, length in zip(
-        result.drafts, result.draft_logits, result.acceptance_lengths, strict=True
-    ):
+    for draft, logits, length in zip(result.drafts, result.draft_logits, result.acceptance_lengths, strict=True):
         assert draft == logits.argmax(dim=-1).tolist() and len(draft) == 4
         kept = result.token_ids[done : done + length - 1]
         assert kept == draft[: len(kept)]
@@ -138,9 +134,7 @@ CAUSALITY = [
 
 
 @pytest.mark.parametrize(("spec", "causal"), CAUSALITY)
-def test_causality_inside_the_block(
-    spec: DrafterSpec, causal: bool, target: PreTrainedModel, tmp_path: Path
-) -> None:
+def test_causality_inside_the_block(spec: DrafterSpec, causal: bool, target: PreTrainedModel, tmp_path: Path) -> None:
     drafter, taps = load_drafter(tmp_path, target, spec), random_taps(5)
     changed = first_draft(drafter, taps, [9, 2, 2, 2]) != first_draft(drafter, taps, [9, 2, 2, 30])
     assert changed.any(dim=-1).tolist() == [not causal, not causal, not causal, True]

@@ -111,11 +111,11 @@ def train_target(
         optimizer.step()
         optimizer.zero_grad()
         on_step(step, loss.detach().item())
-    model.eval()  # type: ignore[no-untyped-call]
+    model.eval()
 
 
 def save_target(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
     """A plain Hugging Face folder in bf16; the end of a turn ends generation."""
-    model.generation_config = GenerationConfig(eos_token_id=[END_OF_TURN_ID])  # type: ignore[no-untyped-call]
+    model.generation_config = GenerationConfig(eos_token_id=[END_OF_TURN_ID])
     model.to(torch.bfloat16).save_pretrained(folder)  # type: ignore[arg-type]
     tokenizer.save_pretrained(folder)

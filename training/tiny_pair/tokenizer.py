@@ -31,7 +31,7 @@ def train_tokenizer(texts: Iterable[str]) -> PreTrainedTokenizerFast:
         show_progress=False,
     )
     tokenizer.train_from_iterator(texts, trainer)
-    return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
+    return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         eos_token="<|end_of_text|>",
         additional_special_tokens=list(SPECIAL_TOKENS[1:]),
@@ -40,9 +40,7 @@ def train_tokenizer(texts: Iterable[str]) -> PreTrainedTokenizerFast:
     )
 
 
-def encode_conversation(
-    tokenizer: PreTrainedTokenizerBase, turns: Sequence[Turn]
-) -> tuple[list[int], list[bool]]:
+def encode_conversation(tokenizer: PreTrainedTokenizerBase, turns: Sequence[Turn]) -> tuple[list[int], list[bool]]:
     """Token ids of a conversation, and which of them the assistant writes, the end of its turns included."""
     ids: list[int] = []
     written: list[bool] = []
