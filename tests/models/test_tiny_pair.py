@@ -5,8 +5,14 @@ from itertools import islice
 
 import pytest
 
-from tests.models.tiny_pair import DRAFTER, FOLDER, TinyPair, held_back_questions, load_tiny_pair
-from tests.models.tiny_pair import mean_acceptance_length as mean_length
+from tests.models.tiny_pair import (
+    DRAFTER,
+    FOLDER,
+    TinyPair,
+    held_back_questions,
+    load_tiny_pair,
+    mean_acceptance_length,
+)
 from tests.reference.reference_loop import ReferenceResult, plain_greedy
 from tiny_pair.conversations import conversations, prompts
 from tiny_pair.tokenizer import MASK_TOKEN_ID, encode_conversation, render
@@ -31,7 +37,7 @@ def test_fits_the_repository() -> None:
 
 def test_acceptance_is_long_and_sometimes_short(results: list[ReferenceResult]) -> None:
     lengths = {length for result in results for length in result.acceptance_lengths}
-    assert mean_length(results) >= 3.0
+    assert mean_acceptance_length(results) >= 3.0
     assert {1, 2, 8} <= lengths
 
 
