@@ -7,19 +7,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-import torch
-from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from dflash_engines.bundle import Bundle
 from dflash_engines.manifest import Precision
 from dflash_export.pipeline import ExportRequest, export
-from dflash_runtime.completion import Completion
 from dflash_runtime.decoder import Decoder
 from tests.conftest import BUILD, DEMO_DRAFTER, ROOT, fingerprint
+from tests.demo.lossless import assert_transformers_agrees, write
 
 BLOCK_SIZES = (2, 5, 8, 16)
 CHUNK = 32  # so that every prompt crosses chunk borders
-NEAR_TIE = 1e-3  # a logit margin that summation order may turn
 MAX_LEN = 1024
 Generate = Callable[[Precision], Decoder]
 Messages = list[dict[str, str]]
@@ -73,55 +70,22 @@ def decoder(demo_target: Path, tmp_path_factory: pytest.TempPathFactory) -> Gene
     return lambda precision: Decoder.load(bundle(precision).path)
 
 
-def write(decoder: Decoder, sample: Sample) -> list[tuple[Messages, Completion]]:
-    """Every prompt at every block size; the answers must be one and the same."""
-    written = []
-    for messages in prompts(sample):
-        plain = decoder.complete(messages, max_new_tokens=sample.new_tokens, block_size=1)
-        for block_size in BLOCK_SIZES:
-            found = decoder.complete(messages, max_new_tokens=sample.new_tokens, block_size=block_size)
-            assert found.token_ids == plain.token_ids, f"block size {block_size}: {messages}"
-            assert (found.text, found.finish_reason) == (plain.text, plain.finish_reason)
-        written.append((messages, plain))
-    return written
-
-
-@torch.no_grad()
-def near_ties(model: PreTrainedModel, prompt: list[int], answer: tuple[int, ...]) -> int:
-    """How often transformers, given the same tokens before, prefers another one by less than a near-tie.
-
-    One teacher-forced pass: where no token differs, greedy decoding in transformers writes this very answer.
-    """
-    logits = model(torch.tensor([[*prompt, *answer]])).logits[0, len(prompt) - 1 : -1]
-    chosen = logits.gather(1, torch.tensor(answer)[:, None])[:, 0]
-    margin = logits.max(-1).values - chosen
-    assert float(margin.max()) < NEAR_TIE, f"token {int(margin.argmax())} of the answer is off by {float(margin.max())}"
-    return int((margin > 0).sum())
-
-
-def assert_transformers_agrees(decoder: Decoder, target: Path, written: list[tuple[Messages, Completion]]) -> None:
-    model = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32).eval()
-    tokens = sum(len(found.token_ids) for _, found in written)
-    ties = sum(near_ties(model, list(decoder.encoder.encode(m)), found.token_ids) for m, found in written)
-    assert ties <= tokens / 1000
-
-
 def test_fp32_is_lossless_and_equals_transformers(decoder: Generate, demo_target: Path) -> None:
     fp32 = decoder("fp32")
-    assert_transformers_agrees(fp32, demo_target, write(fp32, FEW))
+    assert_transformers_agrees(fp32, demo_target, write(fp32, prompts(FEW), FEW.new_tokens, BLOCK_SIZES))
 
 
 def test_int8_is_lossless(decoder: Generate) -> None:
-    written = write(decoder("int8"), FEW)
+    written = write(decoder("int8"), prompts(FEW), FEW.new_tokens, BLOCK_SIZES)
     assert any(len(found.token_ids) == FEW.new_tokens for _, found in written)
 
 
 @pytest.mark.slow
 def test_fp32_is_lossless_and_equals_transformers_on_many_prompts(decoder: Generate, demo_target: Path) -> None:
     fp32 = decoder("fp32")
-    assert_transformers_agrees(fp32, demo_target, write(fp32, MANY))
+    assert_transformers_agrees(fp32, demo_target, write(fp32, prompts(MANY), MANY.new_tokens, BLOCK_SIZES))
 
 
 @pytest.mark.slow
 def test_int8_is_lossless_on_many_prompts(decoder: Generate) -> None:
-    write(decoder("int8"), MANY)
+    write(decoder("int8"), prompts(MANY), MANY.new_tokens, BLOCK_SIZES)
