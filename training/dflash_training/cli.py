@@ -1,6 +1,5 @@
 """`dflash-train`: train a DFlash drafter for your own target, stage by stage or all at once."""
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -233,12 +232,3 @@ def split(folder: TargetFolder, out: Out) -> None:
 def join(parts: Annotated[Path, typer.Argument(help="Folder that `split` wrote.")], out: Out) -> None:
     """Put a split folder together again, checked by sha256."""
     join_folder(parts, out)
-
-
-def main() -> None:
-    """Entry point: a user's mistake is one line, not a stack trace."""
-    try:
-        app()
-    except TrainingError as error:
-        typer.secho(f"error: {error}", err=True, fg="red")
-        sys.exit(2)
