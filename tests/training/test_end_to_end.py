@@ -62,6 +62,9 @@ def test_commands_make_a_drafter_that_is_accepted(material: Material, tmp_path: 
     assert simulated > 1.6  # a drafter that is never right: 1.0
     assert measured > 1.6
     assert "Simulated acceptance" in (drafter / "README.md").read_text()
+    counts = json.loads((drafter / "token_counts.json").read_text())["counts"]
+    assert counts == sorted(counts, reverse=True)
+    assert min(counts) >= 1
 
 
 def test_an_interrupted_responses_stage_goes_on(material: Material, tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from dflash_training.responses import OnAnswer, ResponsesConfig, ignore_answer, 
 from dflash_training.shape import drafter_shape
 from dflash_training.target import Target, load_target
 from dflash_training.train import OnStep, TrainConfig, Trainer, ignore_step
+from dflash_training.vocabulary import write_token_counts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,6 +97,7 @@ def train_and_export(target: Target, config: TrainConfig, out: Path, *, on_step:
     trainer = Trainer(target, config)
     report = trainer.run(on_step=on_step)
     export_drafter(trainer.state.average, trainer.drafter.tap_scale, trainer.shape, out)
+    write_token_counts(trainer.train_set, out)
     write_card(target, config, trainer.shape, report, out)
     return report
 
