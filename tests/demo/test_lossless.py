@@ -59,6 +59,8 @@ def decoder(demo_target: Path, tmp_path_factory: pytest.TempPathFactory) -> Gene
         out = BUILD / "test" / f"lossless-{precision}-{fingerprint()}"
         if out.exists():
             return Bundle.open(out)
+        for stale in out.parent.glob(f"lossless-{precision}-*"):
+            shutil.rmtree(stale)
         drafter = wide_drafter(tmp_path_factory.mktemp("drafter"))
         return export(
             ExportRequest(
