@@ -92,6 +92,11 @@ class Geometry:
         return -(-self.vocab_size // MASK_WORD_BITS)
 
 
+def weightless(vocab_size: int) -> Geometry:
+    """Enough of a geometry for programs that have neither weights nor caches."""
+    return Geometry(vocab_size=vocab_size, hidden_size=0, taps=0, target_caches=(), draft_caches=())
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
     """What an engine is sized for."""
@@ -119,7 +124,8 @@ class Limits:
 class AcceptVariant:
     """What an `accept` program can do; a request pays only for what it uses."""
 
-    sampling: bool = False
+    sampling: bool = False  # temperature and min_p
+    filters: bool = False  # top_k and top_p, which cost a bisection each
     logprobs: int = 0  # the top n reported beside the chosen token's
     bias: bool = False
     grammar_mask: bool = False
@@ -128,12 +134,15 @@ class AcceptVariant:
     @property
     def name(self) -> str:
         """The program's file name without its ending: `accept`, or `accept_sampling_bias`, say."""
-        marks = {"sampling": self.sampling, f"logprobs{self.logprobs}": self.logprobs > 0, "bias": self.bias,
-                 "mask": self.grammar_mask, "penalties": self.penalties}  # fmt: skip
+        marks = {"sampling": self.sampling, "filters": self.filters, f"logprobs{self.logprobs}": self.logprobs > 0,
+                 "bias": self.bias, "mask": self.grammar_mask, "penalties": self.penalties}  # fmt: skip
         return "_".join(["accept", *(mark for mark, used in marks.items() if used)])
 
 
 GREEDY = AcceptVariant()
+SAMPLING = AcceptVariant(sampling=True)
+FILTERED = AcceptVariant(sampling=True, filters=True)
+ACCEPT_VARIANTS = (GREEDY, SAMPLING, FILTERED)  # those that a bundle holds, the cheapest first
 B, S, R, K, M = Dim.SLOTS, Dim.ROWS_IN, Dim.ROWS_OUT, Dim.BLOCK, Dim.CACHE_ROWS
 _START = Binding(name="start", dtype=Dtype.INT64, shape=(B,), meaning="cache row of the first token of this call")
 _LENGTH = Binding(name="length", dtype=Dtype.INT64, shape=(B,), meaning="cache rows attended; 1 for an idle slot")
@@ -263,10 +272,14 @@ def accept(geometry: Geometry, variant: AcceptVariant = GREEDY) -> Program:
 
 def _rule_inputs(geometry: Geometry, variant: AcceptVariant) -> tuple[Binding, ...]:
     """Inputs that the request's decoding rules need, beyond the greedy ones."""
-    per_slot = {"temperature": Dtype.FLOAT, "top_k": Dtype.INT64, "top_p": Dtype.FLOAT, "min_p": Dtype.FLOAT}
     sampling = (
-        Binding(name="seed", dtype=Dtype.INT64, shape=(B,), meaning="noise is keyed by (seed, position, token id)"),
-        *(Binding(name=n, dtype=d, shape=(B,), meaning="sampling parameter") for n, d in per_slot.items()),
+        Binding(name="seed", dtype=Dtype.INT64, shape=(B,), meaning="of the noise, 0..2^60-1"),
+        Binding(name="temperature", dtype=Dtype.FLOAT, shape=(B,), meaning="below 1e-5, the likeliest token is taken"),
+        Binding(name="min_p", dtype=Dtype.FLOAT, shape=(B,), meaning="least probability, over the largest one"),
+    )
+    filters = (
+        Binding(name="top_k", dtype=Dtype.INT64, shape=(B,), meaning="tokens kept, ties included; 0 keeps all"),
+        Binding(name="top_p", dtype=Dtype.FLOAT, shape=(B,), meaning="probability kept, ties included; 1 keeps all"),
     )
     bias = Binding(name="bias", dtype=Dtype.FLOAT, shape=(B, geometry.vocab_size), meaning="added to every row")
     mask = Binding(name="grammar_mask", dtype=Dtype.INT32, shape=(B, R, geometry.mask_words),
@@ -279,6 +292,7 @@ def _rule_inputs(geometry: Geometry, variant: AcceptVariant) -> tuple[Binding, .
     )  # fmt: skip
     return (
         *(sampling if variant.sampling else ()),
+        *(filters if variant.filters else ()),
         *((bias,) if variant.bias else ()),
         *((mask,) if variant.grammar_mask else ()),
         *(penalties if variant.penalties else ()),

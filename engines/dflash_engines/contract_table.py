@@ -20,7 +20,7 @@ Caches are shown for layer 0; their type is the bundle's precision.
 
 def markdown() -> str:
     """Every program with every binding of its variants."""
-    everything = AcceptVariant(sampling=True, logprobs=5, bias=True, grammar_mask=True, penalties=True)
+    everything = AcceptVariant(sampling=True, filters=True, logprobs=5, bias=True, grammar_mask=True, penalties=True)
     sections = (
         _section(contract.target(_GEOMETRY, hidden_output=True), contract.target(_GEOMETRY)),
         _section(contract.draft(_GEOMETRY, noise=True), contract.draft(_GEOMETRY)),

@@ -28,7 +28,9 @@ MIN_ROWS = 2  # of any call; a single token is padded, and the row written for t
 def declared_programs(manifest: Manifest) -> tuple[Program, ...]:
     """The programs that an engine of this bundle runs, as the contract declares them."""
     target = contract.target(manifest.geometry, hidden_output=manifest.hidden_output)
-    return (target, contract.draft(manifest.geometry), contract.accept(manifest.geometry))
+    variants = [variant for variant in contract.ACCEPT_VARIANTS if variant.name in manifest.programs]
+    accepts = (contract.accept(manifest.geometry, variant) for variant in variants)
+    return (target, contract.draft(manifest.geometry), *accepts)
 
 
 def host_limits(bundle: Bundle, options: Options) -> Limits:

@@ -38,10 +38,29 @@ def _iteration(
     rows = np.tile(np.arange(block_size), (len(anchors), 1))
     target = Call(program="target", first_slot=0, inputs={"tokens": drafted["block"], "rows": rows, **at})
     yield target, (found := runner.run(target))
-    accept = Call(program="accept", first_slot=0, inputs={
+    inputs = {
         BEST: found["logits"].argmax(-1), "block": drafted["block"], "start": start, "forced": np.ones_like(start),
-        "count": np.where(active, block_size, 0), "limit": np.full_like(start, limits.max_len)})  # fmt: skip
-    yield accept, runner.run(accept)
+        "count": np.where(active, block_size, 0), "limit": np.full_like(start, limits.max_len)}  # fmt: skip
+    for accept in _accept_calls(runner, inputs):
+        yield accept, runner.run(accept)
+
+
+def _accept_calls(runner: Runner, inputs: dict[str, NDArray[Any]]) -> list[Call]:
+    """Every variant; the rules differ between the slots."""
+    rules: dict[str, NDArray[Any]] = {
+        "seed": np.array([7, 2**59 + 11]),
+        "temperature": np.array([0.9, 0.0], np.float32),
+        "min_p": np.array([0.0, 0.5], np.float32),
+        "top_k": np.array([0, 3]),
+        "top_p": np.array([0.75, 1.0], np.float32),
+    }
+    offered = inputs | rules
+    calls = []
+    for name, program in runner.arena.programs.items():
+        if name.startswith("accept"):
+            used = [BEST, *(b.name for b in program.inputs if b.name != "logits")]
+            calls.append(Call(program=name, first_slot=0, inputs={key: offered[key] for key in used}))
+    return calls
 
 
 def record(oracle: Runner, prompts: Sequence[Tokens], block_size: int, mask: int, tolerance: float) -> Golden:

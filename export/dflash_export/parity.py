@@ -5,13 +5,15 @@ The target's reference is transformers itself, recorded before its seams are ope
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from dflash_engines import contract
 from dflash_engines.backend import Programs
-from dflash_engines.contract import Limits
+from dflash_engines.contract import AcceptVariant, Limits
 from dflash_engines.errors import CheckpointError
 from dflash_engines.golden import Call, Runner
 from dflash_engines.host_engine import declared_programs
@@ -38,6 +40,7 @@ GATES: dict[tuple[Precision, str], Gate] = {
     ("int8", "target"): Gate(largest_difference=1.0, argmax_agreement=0.95),
     ("int8", "draft"): Gate(largest_difference=0.5, argmax_agreement=0.80),
 }
+SAME_TOKENS = Gate(largest_difference=0.0, argmax_agreement=1.0)  # for accept, which has no weights
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,17 +110,49 @@ def draft_parity(reference: Reference, compiled: Runner, oracle: Runner, block_s
     return Parity(largest_difference=difference, argmax_agreement=agree / rows, rows=rows)
 
 
+def accept_call(variant: AcceptVariant, vocab_size: int, rows: int, seed: int) -> Call:
+    """Random logits and rules. No draft is right, so that every row's token shows in `sampled` alone."""
+    random = np.random.default_rng(seed)
+    inputs: dict[str, NDArray[Any]] = {
+        "logits": random.normal(scale=3, size=(1, rows, vocab_size)).astype(np.float32),
+        "block": np.zeros((1, rows), np.int64),
+        "start": random.integers(0, 1000, 1),
+        "forced": np.array([1]),
+        "count": np.array([rows]),
+        "limit": np.array([2000]),
+        "seed": random.integers(0, 2**60, 1),
+        "temperature": random.uniform(0.3, 1.5, 1).astype(np.float32),
+        "min_p": random.choice([0.0, 0.02], 1).astype(np.float32),
+        "top_k": random.choice([0, 1, 40], 1),
+        "top_p": random.choice([0.5, 0.95, 1.0], 1).astype(np.float32),
+    }
+    used = [b.name for b in contract.accept(contract.weightless(vocab_size), variant).inputs]
+    return Call(program=variant.name, first_slot=0, inputs={name: inputs[name] for name in used})
+
+
+def accept_parity(variant: AcceptVariant, compiled: Runner, oracle: Runner, vocab_size: int) -> Parity:
+    """A compiled variant of accept against its torch module: tokens have to be the same."""
+    rows = max(compiled.limits.block_sizes)
+    calls = [accept_call(variant, vocab_size, rows, seed) for seed in range(6)]
+    agree = sum(int((compiled.run(c)["sampled"] == oracle.run(c)["sampled"]).sum()) for c in calls)
+    return Parity(largest_difference=0.0, argmax_agreement=agree / (rows * len(calls)), rows=rows * len(calls))
+
+
 def check_parity(reference: Reference, programs: Programs, modules: Modules, manifest: Manifest) -> dict[str, Parity]:
     """Parity of `target` and `draft`. Raises CheckpointError when a gate isn't passed."""
     longest = max(map(len, reference.prompts))
-    block_size, mask = modules.draft.drafter.config.block_size, modules.accept.mask_token_id
+    config = modules.draft.drafter.config
+    block_size, mask = config.block_size, config.mask_token_id
     limits = Limits(max_len=longest + block_size, prefill_chunk=longest, block_sizes=(block_size,))
     declared = declared_programs(manifest)
     compiled, oracle = (Runner(p, declared, limits) for p in (programs, PytorchPrograms(modules)))
     found = {
         "target": target_parity(reference, compiled, chunk=min(33, longest)),
         "draft": draft_parity(reference, compiled, oracle, block_size, mask),
+        **{v.name: accept_parity(v, compiled, oracle, manifest.geometry.vocab_size) for v in modules.accepts},
     }
+    for variant in modules.accepts:
+        _pass(variant.name, found[variant.name], SAME_TOKENS)
     for program, precision in (("target", manifest.precision), ("draft", manifest.draft_precision)):
         _pass(program, found[program], GATES[precision, program])
     return found

@@ -9,6 +9,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 
@@ -18,7 +19,7 @@ import torch
 from dflash_engines import contract, golden
 from dflash_engines.backend import Options, Programs
 from dflash_engines.bundle import MANIFEST_FILE, Bundle
-from dflash_engines.contract import Limits, Program
+from dflash_engines.contract import AcceptVariant, Limits, Program
 from dflash_engines.errors import CheckpointError
 from dflash_engines.host_engine import declared_programs
 from dflash_engines.lowerings.int8_weights import int8_weights
@@ -26,6 +27,7 @@ from dflash_engines.manifest import SCHEMA_VERSION, FileRecord, Manifest, Precis
 from dflash_engines.onnxruntime_cpu import OnnxRuntimePrograms
 from dflash_export import draft_vocabulary, golden_cases, parity, rewrite
 from dflash_export.checkpoint import Checkpoint, load_tokenizer, locate
+from dflash_export.programs import accept
 from dflash_export.programs.build import Modules, Pair, assemble, load_pair
 from dflash_export.prompts import PROMPTS
 from dflash_export.pytorch_backend import PytorchPrograms
@@ -138,7 +140,6 @@ def _write_programs(folder: Path, modules: Modules, request: ExportRequest, repo
     programs = (
         (modules.target, contract.target(geometry, hidden_output=request.hidden_output)),
         (modules.draft, contract.draft(geometry)),
-        (modules.accept, contract.accept(geometry)),
     )
     with WeightFile(folder / "weights.bin") as weights:
         for module, program in programs:
@@ -146,13 +147,27 @@ def _write_programs(folder: Path, modules: Modules, request: ExportRequest, repo
             model = _rewritten(trace(module, program), program, request.precision_of(program.name))
             weights.take(model)
             ir.save(model, folder / f"{program.name}.onnx")
+    report("tracing accept")
+    for variant in modules.accepts:
+        content = _traced_accept(variant, geometry.vocab_size, modules.draft.drafter.config.mask_token_id)
+        (folder / f"{variant.name}.onnx").write_bytes(content)
+
+
+@cache
+def _traced_accept(variant: AcceptVariant, vocab_size: int, mask_token_id: int) -> bytes:
+    """The ONNX file; without weights, it is the same for all pairs of a vocabulary."""
+    program = contract.accept(contract.weightless(vocab_size), variant)
+    model = trace(accept.variants(mask_token_id)[variant], program)
+    rewrite.strip(model)
+    content: bytes = ir.serde.serialize_model(model).SerializeToString()
+    return content
 
 
 def _rewritten(model: ir.Model, program: Program, precision: Precision) -> ir.Model:
     rewrite.name_weights(model.graph)
     rewrite.merge_products(model.graph)
     rewrite.strip(model)
-    if precision == "fp32" or program.name == "accept":
+    if precision == "fp32":
         return model
     if program.name == "draft":
         rewrite.fold_transposes(model.graph)  # the head too: drafts may be inexact, the target's head may not
@@ -183,7 +198,7 @@ def _manifest(
         precision=request.precision,
         draft_precision=request.precision_of("draft"),
         hidden_output=request.hidden_output,
-        programs={name: f"{name}.onnx" for name in ("target", "draft", "accept")},
+        programs={name: f"{name}.onnx" for name in ("target", "draft", *(v.name for v in modules.accepts))},
         parity={},
         exporter={package: version(package) for package in _VERSIONS},
         files={},

@@ -28,7 +28,7 @@ class PytorchPrograms:
         self.modules: Mapping[str, nn.Module] = {
             "target": modules.target,
             "draft": modules.draft,
-            "accept": modules.accept,
+            **{variant.name: module for variant, module in modules.accepts.items()},
         }
 
     def bind(self, program: str, inputs: Buffers, outputs: Buffers) -> Callable[[], None]:

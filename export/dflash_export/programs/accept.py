@@ -1,7 +1,13 @@
-"""`accept`: which drafted tokens are kept, and what the next block begins with. It has no weights."""
+"""`accept`: which drafted tokens are kept, and what the next block begins with. It has no weights.
+
+Each variant finds the target's token after each row in its own way; what follows from them is the same.
+"""
 
 import torch
 from torch import Tensor, nn
+
+from dflash_engines.contract import FILTERED, GREEDY, SAMPLING, AcceptVariant
+from dflash_export.programs import sampling
 
 
 class Accept(nn.Module):
@@ -15,7 +21,19 @@ class Accept(nn.Module):
         self, logits: Tensor, block: Tensor, start: Tensor, forced: Tensor, count: Tensor, limit: Tensor
     ) -> tuple[Tensor, ...]:
         """sampled [B,R], accepted [B], next_tokens [B,R], next_start [B], finite [B]."""
-        sampled = logits.argmax(-1)
+        return self.verdict(logits.argmax(-1), logits, block, start, forced, count, limit)
+
+    def verdict(
+        self,
+        sampled: Tensor,
+        logits: Tensor,
+        block: Tensor,
+        start: Tensor,
+        forced: Tensor,
+        count: Tensor,
+        limit: Tensor,
+    ) -> tuple[Tensor, ...]:
+        """The outputs, given the target's token after each row."""
         row = torch.arange(block.shape[1], device=block.device)
         kept = kept_rows(sampled, block, forced, count)
         bonus = torch.gather(sampled, 1, (kept - 1).clamp(min=0)[:, None])
@@ -30,6 +48,62 @@ class Accept(nn.Module):
             torch.minimum(start + kept, limit),
             finite.all(1),
         )
+
+
+class AcceptSampling(Accept):
+    """The target's token after each row is drawn; tokens below `min_p` of the likeliest are left out."""
+
+    def forward(  # type: ignore[override]  # noqa: PLR0913, the contract's inputs
+        self,
+        logits: Tensor,
+        block: Tensor,
+        start: Tensor,
+        forced: Tensor,
+        count: Tensor,
+        limit: Tensor,
+        seed: Tensor,
+        temperature: Tensor,
+        min_p: Tensor,
+    ) -> tuple[Tensor, ...]:
+        """As in `Accept`."""
+        weight = sampling.above(sampling.weights(logits, temperature), min_p[:, None, None])
+        sampled = sampling.race(weight, seed, positions(start, block), temperature)
+        return self.verdict(sampled, logits, block, start, forced, count, limit)
+
+
+class AcceptSamplingFilters(Accept):
+    """Like `AcceptSampling`, after `top_k` and then `top_p`."""
+
+    def forward(  # type: ignore[override]  # noqa: PLR0913, the contract's inputs
+        self,
+        logits: Tensor,
+        block: Tensor,
+        start: Tensor,
+        forced: Tensor,
+        count: Tensor,
+        limit: Tensor,
+        seed: Tensor,
+        temperature: Tensor,
+        min_p: Tensor,
+        top_k: Tensor,
+        top_p: Tensor,
+    ) -> tuple[Tensor, ...]:
+        """As in `Accept`."""
+        weight = sampling.filtered(sampling.weights(logits, temperature), top_k, top_p)
+        weight = sampling.above(weight, min_p[:, None, None])
+        sampled = sampling.race(weight, seed, positions(start, block), temperature)
+        return self.verdict(sampled, logits, block, start, forced, count, limit)
+
+
+def variants(mask_token_id: int) -> dict[AcceptVariant, Accept]:
+    """The module of each of the contract's variants."""
+    kinds = {GREEDY: Accept, SAMPLING: AcceptSampling, FILTERED: AcceptSamplingFilters}
+    return {variant: kind(mask_token_id).eval() for variant, kind in kinds.items()}
+
+
+def positions(start: Tensor, block: Tensor) -> Tensor:
+    """Where the token after each row [B,R] of the block stands in its text."""
+    return start[:, None] + 1 + torch.arange(block.shape[1], device=block.device)
 
 
 def kept_rows(sampled: Tensor, block: Tensor, forced: Tensor, count: Tensor) -> Tensor:

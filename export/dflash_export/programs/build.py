@@ -4,11 +4,12 @@ from dataclasses import dataclass
 
 import torch
 
-from dflash_engines.contract import Geometry
+from dflash_engines.contract import AcceptVariant, Geometry
 from dflash_export import drafter as drafters
 from dflash_export import pair, seams
 from dflash_export.checkpoint import Checkpoint, TargetModel, load_target
 from dflash_export.drafter_config import DrafterConfig
+from dflash_export.programs import accept
 from dflash_export.programs.accept import Accept
 from dflash_export.programs.draft import Draft
 from dflash_export.programs.target import Target
@@ -20,7 +21,7 @@ class Modules:
 
     target: Target
     draft: Draft
-    accept: Accept
+    accepts: dict[AcceptVariant, Accept]
     geometry: Geometry
 
 
@@ -48,6 +49,6 @@ def assemble(models: Pair, *, draft_vocab: torch.Tensor | None, hidden_output: b
     return Modules(
         target=Target(loaded, drafter, hidden_output=hidden_output).eval(),
         draft=Draft(drafter, loaded.embedding, loaded.head, draft_vocab).eval(),
-        accept=Accept(drafter.config.mask_token_id).eval(),
+        accepts=accept.variants(drafter.config.mask_token_id),
         geometry=pair.geometry(loaded, drafter.config),
     )
