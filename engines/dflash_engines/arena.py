@@ -27,7 +27,8 @@ WIRING = {
 
 def buffer_name(program: str, binding: Binding) -> str:
     """The buffer behind a binding; an output that updates an input lies in the input's."""
-    return WIRING.get((program, binding.name), binding.updates or binding.name)
+    kind = program.split("_")[0]  # all variants of accept are wired alike
+    return WIRING.get((kind, binding.name), binding.updates or binding.name)
 
 
 def array_shape(binding: Binding, sizes: Sizes) -> tuple[int, ...]:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from dflash_engines.bundle import Bundle
 from dflash_engines.contract import Limits
+from dflash_engines.sampling import LIKELIEST, SamplingParameters
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,11 +57,13 @@ class Engine(Protocol):
         """Write the caches of `slot` for one chunk of prompt tokens at rows start, start+1, …; no logits."""
         ...
 
-    def finish_prefill(self, slot: int, tokens: Sequence[int], start: int) -> Iteration:
+    def finish_prefill(
+        self, slot: int, tokens: Sequence[int], start: int, sampling: SamplingParameters = LIKELIEST
+    ) -> Iteration:
         """Like `prefill` for the prompt's last chunk; returns the first new token as an Iteration of B=1, K=1."""
         ...
 
-    def place(self, slot: int, anchor: int, start: int, limit: int) -> None:
+    def place(self, slot: int, anchor: int, start: int, limit: int, sampling: SamplingParameters = LIKELIEST) -> None:
         """Let `slot` take part in iterations: its next block begins with `anchor` at row `start`."""
         ...
 

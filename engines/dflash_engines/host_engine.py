@@ -6,7 +6,7 @@ numerical path.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from time import perf_counter
 from typing import Any
 
@@ -21,7 +21,9 @@ from dflash_engines.contract import Dim, Limits, Program
 from dflash_engines.engine import Iteration, Timing
 from dflash_engines.errors import EngineError
 from dflash_engines.manifest import Manifest
+from dflash_engines.sampling import LIKELIEST, SamplingParameters
 
+SAMPLING_INPUTS = {field.name for field in fields(SamplingParameters)}  # bindings have the fields' names
 MIN_ROWS = 2  # of any call; a single token is padded, and the row written for the pad is overwritten later
 
 
@@ -81,11 +83,12 @@ class HostEngine:
         decode = self._sizes(slots=limits.max_batch, rows_in=self._widest, rows_out=self._widest)
         prefill = self._sizes(slots=1, rows_in=limits.prefill_chunk, rows_out=1)
         self._arena = Arena(declared_programs(bundle.manifest), (decode, prefill))
-        self._decodes: dict[tuple[int, int, int], _Decode] = {}
+        self._decodes: dict[tuple[int, int, int, str], _Decode] = {}
         self._anchor = np.zeros(limits.max_batch, np.int64)
         self._start = np.zeros(limits.max_batch, np.int64)
         self._limit = np.zeros(limits.max_batch, np.int64)
         self._placed = np.zeros(limits.max_batch, np.bool_)
+        self._sampling = [LIKELIEST] * limits.max_batch
         self._laid_out: _Decode | None = None  # whose next block lies ready in the drafter's input
         self._found: Iteration | None = None
         self._seconds = {"prefill": 0.0, "draft": 0.0, "target": 0.0, "accept": 0.0}
@@ -107,27 +110,32 @@ class HostEngine:
         arrays["rows"][0, 0] = len(tokens) - 1
         self._timed("prefill", call)
 
-    def finish_prefill(self, slot: int, tokens: Sequence[int], start: int) -> Iteration:
+    def finish_prefill(
+        self, slot: int, tokens: Sequence[int], start: int, sampling: SamplingParameters = LIKELIEST
+    ) -> Iteration:
         """Like `prefill` for the last chunk; returns the first new token, as an Iteration of B=1, K=1."""
         self.prefill(slot, tokens, start)
-        call = self._bind("accept", slot, self._sizes(slots=1, rows_in=1, rows_out=1))
+        call = self._bind(sampling.variant.name, slot, self._sizes(slots=1, rows_in=1, rows_out=1))
         arrays = call.arrays
         arrays["block"][0, 0] = tokens[-1]
         arrays["start"][0] = start + len(tokens) - 1
         arrays["forced"][0] = arrays["count"][0] = 1
         arrays["limit"][0] = self.limits.max_len
+        _set_sampling(arrays, [sampling])
         self._laid_out = None
         self._timed("accept", call)
         return Iteration(**{name: arrays[name].copy() for name in ("block", "sampled", "accepted", "finite")})
 
-    def place(self, slot: int, anchor: int, start: int, limit: int) -> None:
+    def place(self, slot: int, anchor: int, start: int, limit: int, sampling: SamplingParameters = LIKELIEST) -> None:
         """Let `slot` take part in iterations: its next block begins with `anchor` at row `start`."""
+        self._sampling[slot] = sampling
         self._anchor[slot], self._start[slot], self._limit[slot] = anchor, start, limit
         self._placed[slot] = True
         self._laid_out = None
 
     def park(self, slot: int) -> None:
         """Take `slot` out of iterations; its caches stay for prefix reuse."""
+        self._sampling[slot] = LIKELIEST
         self._placed[slot] = False
         self._laid_out = None
 
@@ -172,11 +180,14 @@ class HostEngine:
         if not len(placed):
             raise EngineError("no slot is placed; place one before launching")
         first, count = int(placed[0]), int(placed[-1] - placed[0]) + 1
-        if (first, count, rows) not in self._decodes:
+        variant = max((sampling.variant for sampling in self._sampling), key=contract.ACCEPT_VARIANTS.index).name
+        if (first, count, rows, variant) not in self._decodes:
             sizes = self._sizes(slots=count, rows_in=rows, rows_out=rows)
-            calls = {name: self._bind(name, first, sizes) for name in ("draft", "target", "accept")}
-            self._decodes[first, count, rows] = _Decode(first=first, count=count, **calls)
-        return self._decodes[first, count, rows]
+            draft, target, accept = (self._bind(name, first, sizes) for name in ("draft", "target", variant))
+            self._decodes[first, count, rows, variant] = _Decode(
+                first=first, count=count, draft=draft, target=target, accept=accept
+            )
+        return self._decodes[first, count, rows, variant]
 
     def _set_positions(self, decode: _Decode, block_size: int, rows: int) -> None:
         """Idle slots write to the guard rows and attend to one row: their caches stay as they are."""
@@ -187,6 +198,7 @@ class HostEngine:
         accept["forced"][:] = 1
         accept["count"][:] = np.where(placed, block_size, 0)
         accept["limit"][:] = np.where(placed, self._limit[decode.slots], self.limits.max_len)
+        _set_sampling(accept, self._sampling[decode.slots])
 
     def _pad_anchors(self, decode: _Decode) -> None:
         block = decode.target.arrays["tokens"]
@@ -237,6 +249,12 @@ class HostEngine:
         begin = perf_counter()
         call.run()
         self._seconds[kind] += perf_counter() - begin
+
+
+def _set_sampling(arrays: Buffers, slots: Sequence[SamplingParameters]) -> None:
+    """Fill those parameters that the variant of accept has."""
+    for name in SAMPLING_INPUTS & arrays.keys():
+        arrays[name][:] = [getattr(sampling, name) for sampling in slots]
 
 
 class SingleRowEngine(HostEngine):

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from dflash_engines.sampling import LIKELIEST, SamplingParameters
 from dflash_runtime.completion import Completion, Step
 from dflash_runtime.decoder import Decoder, finish
 from dflash_runtime.prompt import Prompt
@@ -34,14 +35,16 @@ def compare(
     *,
     max_new_tokens: int,
     block_size: int | None,
+    sampling: SamplingParameters = LIKELIEST,
     on_step: Callable[[Step], object],
 ) -> Comparison:
     """Generate with the drafter, showing each step to `on_step`, then without. Neither reuses a prefix."""
     decoder.forget()
-    drafted = decoder.generate(prompt, max_new_tokens=max_new_tokens, block_size=block_size)
+    drafted = decoder.run(decoder.request(prompt, max_new_tokens, block_size, None, sampling))
     with_drafter = finish(drafted, on_step)
     decoder.forget()
-    return Comparison(drafted=with_drafter, plain=decoder.complete(prompt, max_new_tokens=max_new_tokens, block_size=1))
+    plain = decoder.run(decoder.request(prompt, max_new_tokens, 1, None, sampling))
+    return Comparison(drafted=with_drafter, plain=finish(plain))
 
 
 def warm_up(decoder: Decoder, prompt: Prompt) -> None:

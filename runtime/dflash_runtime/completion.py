@@ -49,6 +49,7 @@ class Completion:
     prompt_tokens: int
     reused_tokens: int  # prompt tokens whose cache rows the request before had left
     seconds: TimeSplit
+    seed: int | None = None  # with which the answer was sampled; None for a greedy one
 
     @property
     def acceptance_length(self) -> float:

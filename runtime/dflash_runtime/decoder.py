@@ -1,5 +1,6 @@
 """The library's front door: load a bundle, generate text."""
 
+import secrets
 from collections.abc import Callable, Collection, Generator
 from pathlib import Path
 from time import perf_counter
@@ -11,6 +12,7 @@ from dflash_engines.backend import Options, load_engine
 from dflash_engines.bundle import Bundle
 from dflash_engines.engine import Engine
 from dflash_engines.errors import RequestError
+from dflash_engines.sampling import LIKELIEST, SamplingParameters
 from dflash_runtime.chat_template import ChatTemplate
 from dflash_runtime.completion import Completion, Step, TimeSplit, time_split
 from dflash_runtime.detokenize import Detokenizer, detokenizers
@@ -52,34 +54,55 @@ class Decoder:
         options = Options(threads=threads, max_len=max_len, slots=1)
         return cls(load_engine(Bundle.open(path), backend, options))
 
-    def generate(
+    def generate(  # noqa: PLR0913, a request has as many options as it has
         self,
         prompt: Prompt,
         *,
         max_new_tokens: int = DEFAULT_MAX_NEW_TOKENS,
         block_size: int | None = None,
         stop_token_ids: Collection[int] | None = None,
+        temperature: float = 0.0,
+        top_k: int = 0,
+        top_p: float = 1.0,
+        min_p: float = 0.0,
+        seed: int | None = None,
     ) -> Generator[Step, None, Completion]:
         """Yield a step for every target pass until a stop token, `max_new_tokens` or the end of the context.
 
         `block_size` 1 decodes without the drafter; the default is the one the drafter was trained for, or the
         engine's largest if that is smaller. `stop_token_ids` takes the place of the model's own; () stops at
-        none. Raises RequestError here, not at the first step. The generator's own value is the
-        whole answer; it may be dropped at any point.
+        none. `temperature` 0 takes the likeliest token; above, tokens are sampled after `top_k`, `top_p` and
+        `min_p` (see SamplingParameters). The same `seed` gives the same answer at any block size; without one,
+        the answer reports the one drawn for it. Raises RequestError here, not at the first step. The generator's
+        own value is the whole answer; it may be dropped at any point.
         """
-        return self._steps(self.request(prompt, max_new_tokens, block_size, stop_token_ids))
+        sampling = sampling_parameters(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed)
+        return self.run(self.request(prompt, max_new_tokens, block_size, stop_token_ids, sampling))
 
-    def complete(
+    def complete(  # noqa: PLR0913, as generate
         self,
         prompt: Prompt,
         *,
         max_new_tokens: int = DEFAULT_MAX_NEW_TOKENS,
         block_size: int | None = None,
         stop_token_ids: Collection[int] | None = None,
+        temperature: float = 0.0,
+        top_k: int = 0,
+        top_p: float = 1.0,
+        min_p: float = 0.0,
+        seed: int | None = None,
     ) -> Completion:
         """Like `generate`, but returns the whole answer."""
         steps = self.generate(
-            prompt, max_new_tokens=max_new_tokens, block_size=block_size, stop_token_ids=stop_token_ids
+            prompt,
+            max_new_tokens=max_new_tokens,
+            block_size=block_size,
+            stop_token_ids=stop_token_ids,
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            min_p=min_p,
+            seed=seed,
         )
         return finish(steps)
 
@@ -89,6 +112,7 @@ class Decoder:
         max_new_tokens: int,
         block_size: int | None,
         stop_token_ids: Collection[int] | None,
+        sampling: SamplingParameters = LIKELIEST,
     ) -> Request:
         """The checked request in token ids. Raises RequestError."""
         manifest, limits = self.engine.bundle.manifest, self.engine.limits
@@ -97,8 +121,9 @@ class Decoder:
             max_new_tokens=max_new_tokens,
             stop_token_ids=frozenset(manifest.stop_token_ids if stop_token_ids is None else stop_token_ids),
             block_size=min(manifest.block_size, max(limits.block_sizes)) if block_size is None else block_size,
+            sampling=sampling,
         )
-        check_request(request, limits=limits, vocab_size=manifest.geometry.vocab_size)
+        check_request(request, limits=limits, manifest=manifest)
         if self._loop.slots[_SLOT].request is not None:
             raise RequestError("another generation is running on this decoder; finish or close it first")
         return request
@@ -107,7 +132,8 @@ class Decoder:
         """Hold no prompt any more: the next request computes its own from the first token."""
         self._loop.slots[_SLOT].forget()
 
-    def _steps(self, request: Request) -> Generator[Step, None, Completion]:
+    def run(self, request: Request) -> Generator[Step, None, Completion]:
+        """Yield a step for every target pass of a checked request; the generator's value is the whole answer."""
         detokenizer = self._new_detokenizer()
         before, begin, seconds = self.engine.timing, perf_counter(), 0.0
         steps: list[Step] = []
@@ -129,7 +155,21 @@ class Decoder:
             prompt_tokens=len(request.tokens),
             reused_tokens=self._loop.slots[_SLOT].reused,
             seconds=seconds,
+            seed=None if request.sampling.greedy else request.sampling.seed,
         )
+
+
+def sampling_parameters(
+    *, temperature: float, top_k: int, top_p: float, min_p: float, seed: int | None
+) -> SamplingParameters:
+    """The checked parameters, with a fresh seed of 32 bits where none is given. Raises RequestError."""
+    return SamplingParameters(
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
+        seed=secrets.randbits(32) if seed is None else seed,
+    )
 
 
 def finish(steps: Generator[Step, None, Completion], on_step: Callable[[Step], object] = lambda _: None) -> Completion:

@@ -36,12 +36,11 @@ class DecodeLoop:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._vocab_size = engine.bundle.manifest.geometry.vocab_size
         self.slots = tuple(Slot(index=i) for i in range(engine.limits.max_batch))
 
     def admit(self, slot: int, request: Request) -> None:
         """Give `request` a free slot. Raises RequestError when the request or the slot is not fit for it."""
-        check_request(request, limits=self._engine.limits, vocab_size=self._vocab_size)
+        check_request(request, limits=self._engine.limits, manifest=self._engine.bundle.manifest)
         if self.slots[slot].request is not None:
             raise RequestError("another generation is running here; finish or close it before starting one")
         self.slots[slot].admit(request)
@@ -86,7 +85,7 @@ class DecodeLoop:
             self._engine.prefill(slot.index, chunk, start)
             slot.rows += len(chunk)
             return []
-        found = self._engine.finish_prefill(slot.index, chunk, start)
+        found = self._engine.finish_prefill(slot.index, chunk, start, slot.request.sampling)
         slot.rows += len(chunk)
         return [self._commit(slot, found, row=0, verified=False)]
 
@@ -106,7 +105,8 @@ class DecodeLoop:
         if reason is not None:
             self.release(slot.index)
         elif not verified:
-            self._engine.place(slot.index, kept[-1], slot.rows, self._engine.limits.max_len)
+            assert slot.request is not None
+            self._engine.place(slot.index, kept[-1], slot.rows, self._engine.limits.max_len, slot.request.sampling)
         return Progress(
             slot=slot.index,
             token_ids=kept,

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 
 from dflash_engines.contract import Limits
 from dflash_engines.errors import RequestError
+from dflash_engines.manifest import Manifest
+from dflash_engines.sampling import LIKELIEST, SamplingParameters
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -15,10 +17,12 @@ class Request:
     max_new_tokens: int
     stop_token_ids: frozenset[int]
     block_size: int
+    sampling: SamplingParameters = LIKELIEST
 
 
-def check_request(request: Request, *, limits: Limits, vocab_size: int) -> None:
+def check_request(request: Request, *, limits: Limits, manifest: Manifest) -> None:
     """Raises RequestError, saying which field is wrong and what would be right."""
+    vocab_size = manifest.geometry.vocab_size
     if not request.tokens:
         raise RequestError("the prompt is empty; give at least one token")
     if len(request.tokens) > limits.max_len:
@@ -33,6 +37,11 @@ def check_request(request: Request, *, limits: Limits, vocab_size: int) -> None:
     largest = max(limits.block_sizes)
     if not 1 <= request.block_size <= largest:
         raise RequestError(f"block_size must be within 1..{largest} on this engine, not {request.block_size}")
+    if (needed := request.sampling.variant.name) not in manifest.programs:
+        raise RequestError(
+            f"this bundle has no program {needed!r}, so it can't sample this way; "
+            "export the pair again with dflash-export, or leave temperature at 0"
+        )
 
 
 def _check_ids(where: str, ids: Iterable[int], vocab_size: int) -> None:

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from dflash_engines.sampling import MAX_SEED
 from dflash_export.programs import noise
 
 BINS = 64
@@ -46,14 +47,14 @@ def by_hand(seed: int, position: int, token: int) -> int:
     return total % (2**30 - 35)
 
 
-@given(st.integers(0, noise.MAX_SEED), st.integers(0, noise.MAX_POSITION), st.integers(0, 2**20))
+@given(st.integers(0, MAX_SEED), st.integers(0, noise.MAX_POSITION), st.integers(0, 2**20))
 def test_no_sum_or_product_overflows(seed: int, position: int, token: int) -> None:
     found = noise.draws(torch.tensor([seed]), torch.tensor([[position]]), torch.tensor([token]))
     assert found.item() == by_hand(seed, position, token)
 
 
 def test_draws_are_uniform() -> None:
-    values = drawn([0, 1, 12345, noise.MAX_SEED], list(range(200)), 1000)
+    values = drawn([0, 1, 12345, MAX_SEED], list(range(200)), 1000)
     assert abs(chi_square(np.histogram(values, BINS, (0, 1))[0])) < 4.5
     lowest_bits = (values * noise.PRIME).astype(np.int64) % BINS
     assert abs(chi_square(np.bincount(lowest_bits.ravel(), minlength=BINS))) < 4.5
@@ -61,7 +62,7 @@ def test_draws_are_uniform() -> None:
 
 def test_neighbours_in_every_argument_are_independent() -> None:
     """Also at distances that a weak mix lets through: powers of two in seed and position."""
-    seeds = [0, 1, 2, 1024, 2**30, 2**31 - 1, noise.MAX_SEED]
+    seeds = [0, 1, 2, 1024, 2**30, 2**31 - 1, MAX_SEED]
     positions = [*range(64), *range(1024, 1088)]
     values = drawn(seeds, positions, 512)
     scores: dict[tuple[object, ...], float] = {

@@ -21,7 +21,8 @@ from transformers import (
 
 from dflash_engines import contract
 from dflash_engines.contract import FILTERED, SAMPLING, AcceptVariant
-from dflash_export.programs import accept, noise, sampling
+from dflash_engines.sampling import MAX_SEED
+from dflash_export.programs import accept, sampling
 from dflash_export.trace import trace
 
 VOCAB = 1030  # not a multiple of a group, nor of the padding
@@ -159,7 +160,7 @@ def test_compiled_sampling_equals_pytorch(
     compiled: Callable[[AcceptVariant], ort.InferenceSession], variant: AcceptVariant, rows: int
 ) -> None:
     logits = np.random.default_rng(rows).normal(scale=3, size=(3, rows, VOCAB)).astype(np.float32)
-    inputs = call(logits, seed=[0, 5, noise.MAX_SEED], temperature=[0.0, 0.8, 1.3], top_k=[0, 30, 0],
+    inputs = call(logits, seed=[0, 5, MAX_SEED], temperature=[0.0, 0.8, 1.3], top_k=[0, 30, 0],
                   top_p=[0.5, 1.0, 0.9], min_p=[0.1, 0.0, 0.01], start=[0, 17, 90000])  # fmt: skip
     found = compiled(variant).run(None, used(variant, inputs))
     wanted = accept.variants(3)[variant](*(torch.from_numpy(v) for v in used(variant, inputs).values()))

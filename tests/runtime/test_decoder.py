@@ -215,3 +215,10 @@ def test_a_tokenizer_file_that_truncates_does_not_cut_prompts(tmp_path: Path) ->
     write_manifest(folder, manifest())
     found = Decoder.load(Bundle.open(folder).path).complete("hello world", max_new_tokens=1)
     assert found.prompt_tokens == len("hello world")
+
+
+def test_a_bundle_without_a_sampling_program_refuses_to_sample(decoder: Decoder) -> None:
+    with pytest.raises(RequestError, match="no program 'accept_sampling'"):
+        decoder.complete(PROMPT, temperature=0.7)
+    with pytest.raises(RequestError, match="no program 'accept_sampling_filters'"):
+        decoder.complete(PROMPT, temperature=0.7, top_p=0.9)

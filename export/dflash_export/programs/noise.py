@@ -16,7 +16,6 @@ from torch import Tensor
 
 PRIME = 2**30 - 35  # INDEPENDENT products of two residues fit in an int64
 INDEPENDENT = 7
-MAX_SEED = 2**60 - 1
 _FIELD = 2**31 - 1  # 5 and _FIELD - 1 have no common divisor, so the fifth power is a permutation
 MAX_POSITION = _FIELD - 1
 _HALF = 2**30  # both halves of a seed are below _FIELD, where each is another number
@@ -27,7 +26,7 @@ _TERMS = 5
 def draws(seed: Tensor, position: Tensor, ids: Tensor) -> Tensor:
     """Integers 0..PRIME-1 [B,R,N] for seed [B], position [B,R] and ids [N] or [B,R,N].
 
-    Seeds are within 0..MAX_SEED, positions within 0..MAX_POSITION, ids within 0..PRIME-1.
+    Seeds are within 0..dflash_engines.sampling.MAX_SEED, positions within 0..MAX_POSITION, ids within 0..PRIME-1.
     """
     coefficient = coefficients(seed, position)[..., None]  # [B, R, INDEPENDENT, 1]
     power, total = ids, coefficient[:, :, 0] + coefficient[:, :, 1] * ids

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from dflash_engines.sampling import GREEDY_BELOW
 from dflash_export.programs import noise
 
-GREEDY_BELOW = 1e-5  # temperatures that mean: take the likeliest token
 GROUP = 64
 _ALIGN = 16 * GROUP  # rows of the padded vocabulary are summed in the same order wherever they lie
 _LOWEST = 2.0**-63

@@ -11,11 +11,12 @@ from rich.console import Console
 
 from dflash_engines.command import OUTPUTS_DIFFER, run_command
 from dflash_engines.errors import RequestError
+from dflash_engines.sampling import SamplingParameters
 from dflash_runtime.cli import report
 from dflash_runtime.cli.conversations import Turns, read_conversations
 from dflash_runtime.comparison import Comparison, compare, warm_up
 from dflash_runtime.completion import Step
-from dflash_runtime.decoder import DEFAULT_MAX_NEW_TOKENS, Decoder, finish
+from dflash_runtime.decoder import DEFAULT_MAX_NEW_TOKENS, Decoder, finish, sampling_parameters
 from dflash_runtime.prompt import Prompt
 
 app = typer.Typer(add_completion=False, rich_markup_mode="rich")
@@ -27,6 +28,7 @@ class Settings:
 
     max_new_tokens: int
     block_size: int | None
+    sampling: SamplingParameters
     raw: bool
     as_json: bool
 
@@ -59,6 +61,14 @@ def generate(
             show_default=False,
         ),
     ] = None,
+    temperature: Annotated[float, typer.Option(help="0 takes the likeliest token; above, tokens are sampled.")] = 0.0,
+    top_k: Annotated[int, typer.Option(help="Sample among the k likeliest tokens; 0 is all.")] = 0,
+    top_p: Annotated[float, typer.Option(help="Sample among the likeliest tokens of this probability.")] = 1.0,
+    min_p: Annotated[float, typer.Option(help="Least probability, as a part of the likeliest token's.")] = 0.0,
+    seed: Annotated[
+        int | None,
+        typer.Option(help="The same seed gives the same answers. Default: a fresh one.", show_default=False),
+    ] = None,
     threads: Annotated[int | None, typer.Option(help="CPU threads. Default: all.", show_default=False)] = None,
     backend: Annotated[str, typer.Option(help="Which engine runs the bundle.")] = "onnxruntime",
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object an answer on stdout, nothing else.")] = False,
@@ -84,7 +94,10 @@ def generate(
     0 done; 1 the engine failed; 2 bad input; 3 outputs differ in --compare
     """
     conversations = read_conversations(prompt, prompts)
-    settings = Settings(max_new_tokens=max_new_tokens, block_size=block_size, raw=raw, as_json=as_json)
+    sampling = sampling_parameters(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed)
+    settings = Settings(
+        max_new_tokens=max_new_tokens, block_size=block_size, sampling=sampling, raw=raw, as_json=as_json
+    )
     decoder = Decoder.load(bundle, backend=backend, threads=threads)
     if not do_compare:
         generate_all(decoder, conversations, settings)
@@ -97,8 +110,8 @@ def generate_all(decoder: Decoder, conversations: list[Turns], settings: Setting
     on_step, err = _on_step(settings), Console(stderr=True)
 
     def answer(turn: str, prompt: Prompt) -> str:
-        steps = decoder.generate(prompt, max_new_tokens=settings.max_new_tokens, block_size=settings.block_size)
-        completion = finish(steps, on_step)
+        request = decoder.request(prompt, settings.max_new_tokens, settings.block_size, None, settings.sampling)
+        completion = finish(decoder.run(request), on_step)
         if settings.as_json:
             report.show_json(turn, report.completion_json(completion))
         else:
@@ -123,6 +136,7 @@ def compare_all(decoder: Decoder, conversations: list[Turns], settings: Settings
                 prompt,
                 max_new_tokens=settings.max_new_tokens,
                 block_size=settings.block_size,
+                sampling=settings.sampling,
                 on_step=on_step,
             )
         )

@@ -38,7 +38,8 @@ def show_summary(err: Console, completion: Completion) -> None:
     """One line about an answer."""
     err.print(
         f"{len(completion.token_ids)} tokens ({completion.finish_reason}), "
-        f"{completion.acceptance_length:.2f} per target pass, {completion.tokens_per_second:.1f} tokens/s",
+        f"{completion.acceptance_length:.2f} per target pass, {completion.tokens_per_second:.1f} tokens/s"
+        + ("" if completion.seed is None else f", seed {completion.seed}"),
         style="dim",
         highlight=False,
     )
