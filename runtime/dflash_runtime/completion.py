@@ -1,5 +1,6 @@
 """What generation returns: a step for every target pass, and the whole answer."""
 
+from collections import Counter
 from dataclasses import dataclass
 
 from dflash_engines.engine import Timing
@@ -20,6 +21,7 @@ class Step:
     accepted_text: str  # the leading part of `text` that came with the drafted tokens
     acceptance_length: int | None  # tokens gained by the pass before any truncation; None for the prefill's
     finish_reason: FinishReason | None
+    block_size: int | None = None  # of the pass, anchor included; None for the prefill's
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +51,7 @@ class Completion:
     prompt_tokens: int
     reused_tokens: int  # prompt tokens whose cache rows the request before had left
     seconds: TimeSplit
+    block_sizes: tuple[int, ...]  # of each verifying pass, anchor included; 1 is plain
     seed: int | None = None  # with which the answer was sampled; None for a greedy one
 
     @property
@@ -56,6 +59,26 @@ class Completion:
         """Mean tokens gained by a verifying pass; 1 without any."""
         lengths = self.acceptance_lengths
         return sum(lengths) / len(lengths) if lengths else 1.0
+
+    @property
+    def acceptance_rate(self) -> float:
+        """Drafted tokens that were accepted, over all drafted ones; 0 without any."""
+        drafted = sum(size - 1 for size in self.block_sizes)
+        return sum(length - 1 for length in self.acceptance_lengths) / drafted if drafted else 0.0
+
+    @property
+    def acceptance_histogram(self) -> dict[int, int]:
+        """How many verifying passes gained that many tokens, ascending."""
+        return dict(sorted(Counter(self.acceptance_lengths).items()))
+
+    @property
+    def acceptance_by_position(self) -> tuple[float, ...]:
+        """For the first drafted token, the second, …: the share of passes with such a draft that accepted it."""
+        passes = list(zip(self.acceptance_lengths, self.block_sizes, strict=True))
+        return tuple(
+            sum(length > position for length, _ in passes) / sum(size > position for _, size in passes)
+            for position in range(1, max(self.block_sizes, default=1))
+        )
 
     @property
     def tokens_per_second(self) -> float:

@@ -151,6 +151,7 @@ class Decoder:
             text="".join(step.text for step in steps),
             token_ids=tuple(token for step in steps for token in step.token_ids),
             acceptance_lengths=tuple(s.acceptance_length for s in steps if s.acceptance_length is not None),
+            block_sizes=tuple(s.block_size for s in steps if s.block_size is not None),
             finish_reason=reason,
             prompt_tokens=len(request.tokens),
             reused_tokens=self._loop.slots[_SLOT].reused,
@@ -196,4 +197,5 @@ def _step(progress: Progress, detokenizer: Detokenizer) -> Step:
         accepted_text=accepted_text,
         acceptance_length=progress.acceptance_length,
         finish_reason=progress.finish_reason,
+        block_size=progress.block_size,
     )

@@ -21,6 +21,7 @@ class Progress:
     accepted: int  # of token_ids, the leading ones that were drafted
     acceptance_length: int | None  # tokens gained by the pass before any truncation; None for the prefill's
     finish_reason: FinishReason | None
+    block_size: int | None  # of the pass, anchor included; None for the prefill's
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,6 +114,7 @@ class DecodeLoop:
             accepted=min(len(kept), len(gained) - 1),
             acceptance_length=len(gained) if verified else None,
             finish_reason=reason,
+            block_size=found.block.shape[1] if verified else None,
         )
 
     def _fail(self, slot: Slot) -> Failure:

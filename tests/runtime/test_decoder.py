@@ -222,3 +222,20 @@ def test_a_bundle_without_a_sampling_program_refuses_to_sample(decoder: Decoder)
         decoder.complete(PROMPT, temperature=0.7)
     with pytest.raises(RequestError, match="no program 'accept_sampling_filters'"):
         decoder.complete(PROMPT, temperature=0.7, top_p=0.9)
+
+
+def test_acceptance_is_told_by_position(decoder: Decoder) -> None:
+    found = decoder.complete(PROMPT, max_new_tokens=20, block_size=4, stop_token_ids=())
+    lengths = acceptance_lengths(PROMPT, 20, 4)
+    assert found.block_sizes == (4,) * len(lengths)
+    assert found.acceptance_histogram == {n: lengths.count(n) for n in sorted(set(lengths))}
+    assert found.acceptance_by_position == tuple(sum(n > k for n in lengths) / len(lengths) for k in (1, 2, 3))
+    assert found.acceptance_rate == sum(n - 1 for n in lengths) / (3 * len(lengths))
+    assert 0 < found.acceptance_rate < 1
+
+
+def test_plain_decoding_drafts_nothing(decoder: Decoder) -> None:
+    found = decoder.complete(PROMPT, max_new_tokens=5, block_size=1, stop_token_ids=())
+    assert (found.acceptance_rate, found.acceptance_by_position) == (0.0, ())
+    assert found.acceptance_histogram == {1: 4}
+    assert decoder.complete(PROMPT, max_new_tokens=1, stop_token_ids=()).acceptance_histogram == {}

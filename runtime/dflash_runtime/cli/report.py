@@ -83,6 +83,9 @@ def completion_json(completion: Completion) -> dict[str, Any]:
     """A completion's fields and derived numbers."""
     return dataclasses.asdict(completion) | {
         "acceptance_length": completion.acceptance_length,
+        "acceptance_rate": completion.acceptance_rate,
+        "acceptance_histogram": completion.acceptance_histogram,
+        "acceptance_by_position": completion.acceptance_by_position,
         "tokens_per_second": completion.tokens_per_second,
     }
 
