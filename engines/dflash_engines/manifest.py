@@ -17,7 +17,7 @@ class _Record(BaseModel):
 class ModelSource(_Record):
     """Where a checkpoint came from."""
 
-    id: str  # Hugging Face id or the folder's name
+    id: str  # Hugging Face id, or the folder it was read from
     revision: str  # hub commit, or "local"
     sha256: str  # over its weight files, in name order
 

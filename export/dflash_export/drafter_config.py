@@ -4,6 +4,7 @@ Keys and defaults follow the published z-lab checkpoints; a missing required key
 """
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -79,10 +80,12 @@ class _Reader:
 
     def __init__(self, raw: Mapping[str, Any], where: str) -> None:
         self.where = where
+        if not isinstance(raw, Mapping):
+            raise self.fault("it holds no JSON object")
         self.raw = raw
-        if "DFlashDraftModel" not in raw.get("architectures", ()):
-            found = ", ".join(raw.get("architectures", ())) or "none"
-            raise self.fault(f"architectures is {found}; only DFlashDraftModel (DFlash v1) is compiled")
+        if raw.get("architectures") != ["DFlashDraftModel"]:
+            found = raw.get("architectures")
+            raise self.fault(f'architectures is {found}; only ["DFlashDraftModel"] (DFlash v1) is compiled')
         self.dflash = self.read(raw, "dflash_config", dict)
         self.refuse_unknown()
 
@@ -116,9 +119,24 @@ class _Reader:
 
     def number(self, key: str, default: float) -> float:
         value = self.either(key)
-        if value is None:
-            return default
-        return float(self.read({key: value}, key, (int, float)))
+        return default if value is None else self.finite(key, value)
+
+    def finite(self, key: str, value: Any) -> float:
+        """`value` of `key` as a number that is neither NaN nor infinite."""
+        number = float(self.read({key: value}, key, (int, float)))
+        if not math.isfinite(number):
+            raise self.fault(f"{key} is {number}")
+        return number
+
+    def flag(self, source: Mapping[str, Any], key: str) -> bool | None:
+        """A key that is true, false, or not there."""
+        return None if source.get(key) is None else bool(self.read(source, key, bool))
+
+    def epsilon(self) -> float:
+        value = self.finite("rms_norm_eps", self.raw.get("rms_norm_eps"))
+        if value <= 0:
+            raise self.fault(f"rms_norm_eps is {value}; it must be above 0")
+        return value
 
     def required_int(self, key: str) -> int:
         return int(self.read({key: self.either(key)}, key, int))
@@ -127,11 +145,14 @@ class _Reader:
         ids = tuple(self.read(self.dflash, "target_layer_ids", list))
         if not ids or not all(type(i) is int and i >= 0 for i in ids):
             raise self.fault(f"dflash_config.target_layer_ids is {list(ids)}; it must list layers of the target")
+        if len(set(ids)) != len(ids):
+            raise self.fault(f"dflash_config.target_layer_ids {list(ids)} names a layer twice")
         return ids
 
     def attention_layers(self) -> tuple[LayerAttention, ...]:
         count = self.size("num_hidden_layers")
         types = self.raw.get("layer_types") or ["full_attention"] * count
+        self.read({"layer_types": types}, "layer_types", list)
         if len(types) != count:
             raise self.fault(f"layer_types has {len(types)} entries for num_hidden_layers {count}")
         return tuple(self.attention_layer(kind) for kind in types)
@@ -140,25 +161,34 @@ class _Reader:
         if kind not in ("full_attention", "sliding_attention"):
             raise self.fault(f"layer_types has {kind!r}; only full_attention and sliding_attention are compiled")
         sliding = kind == "sliding_attention"
-        causal = self.raw.get("is_causal", self.dflash.get("causal"))
+        causal = self.flag(self.raw, "is_causal")
+        causal = self.flag(self.dflash, "causal") if causal is None else causal
         window = self.size("sliding_window") if sliding else None
-        return LayerAttention(causal=sliding if causal is None else bool(causal), window=window)
+        return LayerAttention(causal=sliding if causal is None else causal, window=window)
 
     def rope(self) -> dict[str, Any]:
         """RoPE as transformers 5 nests it, from either form. The drafter's own config alone decides."""
-        nested = self.raw.get("rope_parameters") or {}
-        rope = {**(self.raw.get("rope_scaling") or {}), **nested}
+        rope: dict[str, Any] = {}
+        for key in ("rope_scaling", "rope_parameters"):
+            rope |= self.read(self.raw, key, dict) if self.raw.get(key) else {}
         rope["rope_type"] = rope.pop("type", rope.get("rope_type", "default"))
         if rope["rope_type"] not in ROPE_TYPES:
             raise self.fault(f"rope_type {rope['rope_type']!r} is not compiled; known: {', '.join(ROPE_TYPES)}")
         rope.setdefault("rope_theta", self.raw.get("rope_theta"))
         if rope["rope_theta"] is None:
             raise self.fault("no rope_theta, neither flat nor in rope_parameters")
+        rope["rope_theta"] = self.finite("rope_theta", rope["rope_theta"])
         if rope.get("partial_rotary_factor", 1) != 1:
             raise self.fault("partial_rotary_factor is not computed for drafters")
         if rope["rope_type"] == "yarn" and "original_max_position_embeddings" not in rope:
             rope["original_max_position_embeddings"] = self.size("max_position_embeddings")
         return rope
+
+    def activation(self) -> str:
+        name = self.raw.get("hidden_act", "silu")
+        if name != "silu":
+            raise self.fault(f"hidden_act is {name!r}; published drafters use silu, and nothing else is compiled")
+        return "silu"
 
     def config(self) -> DrafterConfig:
         heads = self.size("num_attention_heads")
@@ -171,14 +201,16 @@ class _Reader:
             head_dim=self.size("head_dim"),
             layers=self.attention_layers(),
             target_layer_ids=self.target_layer_ids(),
-            num_target_layers=self.either("num_target_layers"),
+            num_target_layers=None
+            if self.either("num_target_layers") is None
+            else self.required_int("num_target_layers"),
             block_size=self.required_int("block_size"),
             mask_token_id=self.required_int("mask_token_id"),
             vocab_size=self.size("vocab_size"),
-            rms_norm_eps=float(self.read(self.raw, "rms_norm_eps", float)),
+            rms_norm_eps=self.epsilon(),
             rope_parameters=self.rope(),
-            attention_bias=bool(self.raw.get("attention_bias", False)),
-            hidden_act=self.raw.get("hidden_act", "silu"),
+            attention_bias=bool(self.flag(self.raw, "attention_bias")),
+            hidden_act=self.activation(),
             input_embedding_scale=self.number("input_embedding_scale", 1.0),
             output_multiplier=self.number("output_multiplier", 1.0),
             final_logit_softcapping=softcap or None,

@@ -83,12 +83,17 @@ def draft_call(prompt: Tokens, start: int, block_size: int, mask_token_id: int) 
         "tokens": tokens, "start": np.array([start]), "length": np.array([start + block_size])})  # fmt: skip
 
 
+def worst(difference: float, off: NDArray[np.floating[Any]]) -> float:
+    """The larger of the two; NaN, once seen, stays."""
+    return float(np.maximum(difference, np.abs(off).max()))
+
+
 def target_parity(reference: Reference, runner: Runner, chunk: int) -> Parity:
     """The compiled target against transformers."""
     difference, agree, rows = 0.0, 0, 0
     for prompt, wanted in zip(reference.prompts, reference.logits, strict=True):
         found = np.concatenate([runner.run(call)["logits"][0] for call in target_calls(prompt, chunk)])
-        difference = max(difference, float(np.abs(found - wanted).max()))
+        difference = worst(difference, found - wanted)
         agree += int((found.argmax(-1) == wanted.argmax(-1)).sum())
         rows += len(wanted)
     return Parity(largest_difference=difference / reference.scale, argmax_agreement=agree / rows, rows=rows)
@@ -104,7 +109,7 @@ def draft_parity(reference: Reference, compiled: Runner, oracle: Runner, block_s
         for start in range(2, len(prompt), 7)[::-1]:  # from the end: a block leaves its rows behind
             call = draft_call(prompt, start, block_size, mask_token_id)
             found, wanted = compiled.run(call), oracle.run(call)
-            difference = max(difference, float(np.abs(found["confidence"] - wanted["confidence"]).max()))
+            difference = worst(difference, found["confidence"] - wanted["confidence"])
             agree += int((found["block"] == wanted["block"])[:, 1:].sum())
             rows += block_size - 1
     return Parity(largest_difference=difference, argmax_agreement=agree / rows, rows=rows)

@@ -70,6 +70,18 @@ def test_a_key_that_is_not_computed_is_refused_by_name(place: str, key: str, val
         ({"block_size": 1}, "block_size"),
         ({"head_dim": "16"}, "head_dim"),
         ({"num_hidden_layers": True}, "num_hidden_layers"),
+        ({"architectures": None}, "architectures"),
+        ({"architectures": "DFlashDraftModel"}, "architectures"),
+        ({"attention_bias": "false"}, "attention_bias"),
+        ({"is_causal": "false"}, "is_causal"),
+        ({"rms_norm_eps": float("nan")}, "rms_norm_eps"),
+        ({"rms_norm_eps": -1.0}, "rms_norm_eps"),
+        ({"input_embedding_scale": float("nan")}, "input_embedding_scale"),
+        ({"rope_theta": "1e4"}, "rope_theta"),
+        ({"rope_scaling": "yarn"}, "rope_scaling"),
+        ({"layer_types": 5}, "layer_types"),
+        ({"hidden_act": "gelu"}, "hidden_act"),
+        ({"num_target_layers": "6"}, "num_target_layers"),
     ],
 )
 def test_values_that_cannot_be_right_are_refused(changes: dict[str, Any], message: str) -> None:
@@ -115,4 +127,7 @@ def test_a_folder_without_config_or_with_broken_json_is_named(tmp_path: Path) ->
         DrafterConfig.from_folder(tmp_path)
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(CheckpointError, match="not JSON"):
+        DrafterConfig.from_folder(tmp_path)
+    (tmp_path / "config.json").write_text("[]")
+    with pytest.raises(CheckpointError, match="no JSON object"):
         DrafterConfig.from_folder(tmp_path)
