@@ -27,8 +27,9 @@ from dflash_engines.lowerings.live_length import live_length
 
 PROVIDER = "CPUExecutionProvider"
 _WEIGHTS_FOLDER = "session.model_external_initializers_file_folder_path"
-# ONNX Runtime's exceptions have no base class of their own.
+# ONNX Runtime's exceptions have no base class of their own; a run over bound arrays raises a plain RuntimeError.
 _FAILURES = (
+    RuntimeError,
     ort_errors.EPFail,
     ort_errors.Fail,
     ort_errors.InvalidArgument,

@@ -9,7 +9,7 @@ import onnx
 import pytest
 from onnx import TensorProto
 
-from dflash_engines.backend import Options
+from dflash_engines.backend import Buffers, Options
 from dflash_engines.bundle import Bundle
 from dflash_engines.errors import BundleError, ContractError, EngineError
 from dflash_engines.onnxruntime_cpu import OnnxRuntimePrograms, load
@@ -195,3 +195,22 @@ def test_a_manifest_without_a_program_is_refused(folder: Path) -> None:
     write_manifest(folder, {name: value for name, value in fields.items() if name != "files"})
     with pytest.raises(BundleError, match="no program 'draft'"):
         load(Bundle.open(folder), Options())
+
+
+def test_a_run_that_onnxruntime_gives_up_is_an_engine_error(bundle: Bundle) -> None:
+    """Two rows of logits for a block of three."""
+    inputs: Buffers = {
+        "logits": np.zeros((1, 2, 260), np.float32),
+        "block": np.zeros((1, 3), np.int64),
+        **{name: np.zeros(1, np.int64) for name in ("start", "forced", "count", "limit")},
+    }
+    outputs: Buffers = {
+        "sampled": np.zeros((1, 2), np.int64),
+        "accepted": np.zeros(1, np.int64),
+        "next_tokens": np.zeros((1, 3), np.int64),
+        "next_start": np.zeros(1, np.int64),
+        "finite": np.zeros(1, np.bool_),
+    }
+    run = OnnxRuntimePrograms(bundle, Options()).bind("accept", inputs, outputs)
+    with pytest.raises(EngineError, match="ONNX Runtime failed in 'accept'"):
+        run()
