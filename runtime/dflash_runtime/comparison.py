@@ -1,10 +1,10 @@
 """One prompt with and without the drafter, on the same engine, in turn."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from dflash_engines.sampling import LIKELIEST, SamplingParameters
-from dflash_runtime.completion import Completion, Step
+from dflash_runtime.completion import Completion, Step, decoding_speed
 from dflash_runtime.decoder import Decoder, finish
 from dflash_runtime.prompt import Prompt
 
@@ -24,9 +24,18 @@ class Comparison:
         return self.drafted.token_ids == self.plain.token_ids
 
     @property
-    def speed_ratio(self) -> float:
-        """Tokens per second with the drafter over those without; above 1, drafting pays."""
-        return self.drafted.tokens_per_second / self.plain.tokens_per_second
+    def speed_ratio(self) -> float | None:
+        """See the function of the same name."""
+        return speed_ratio([self])
+
+
+def speed_ratio(comparisons: Sequence[Comparison]) -> float | None:
+    """Tokens per second with the drafter over those without; above 1, drafting pays.
+
+    None when no answer has a token after its first: there is no speed to compare.
+    """
+    plain = decoding_speed([comparison.plain for comparison in comparisons])
+    return decoding_speed([comparison.drafted for comparison in comparisons]) / plain if plain else None
 
 
 def compare(

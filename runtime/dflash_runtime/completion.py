@@ -1,6 +1,7 @@
 """What generation returns: a step for every target pass, and the whole answer."""
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dflash_engines.engine import Timing
@@ -83,7 +84,13 @@ class Completion:
     @property
     def tokens_per_second(self) -> float:
         """Decoding speed: the tokens after the first, over the time that was not the prompt's."""
-        return (len(self.token_ids) - 1) / self.seconds.decode
+        return decoding_speed([self])
+
+
+def decoding_speed(completions: Sequence[Completion]) -> float:
+    """Tokens per second over all of them; 0 when none has a token after its first."""
+    tokens = sum(len(completion.token_ids) - 1 for completion in completions)
+    return tokens / sum(completion.seconds.decode for completion in completions) if tokens else 0.0
 
 
 def time_split(before: Timing, after: Timing, wall: float) -> TimeSplit:

@@ -124,13 +124,20 @@ class Decoder:
             sampling=sampling,
         )
         check_request(request, limits=limits, manifest=manifest)
-        if self._loop.slots[_SLOT].request is not None:
-            raise RequestError("another generation is running on this decoder; finish or close it first")
+        self._check_idle()
         return request
 
     def forget(self) -> None:
-        """Hold no prompt any more: the next request computes its own from the first token."""
+        """Hold no prompt any more: the next request computes its own from the first token.
+
+        Raises RequestError while a generation runs.
+        """
+        self._check_idle()
         self._loop.slots[_SLOT].forget()
+
+    def _check_idle(self) -> None:
+        if self._loop.slots[_SLOT].request is not None:
+            raise RequestError("another generation is running on this decoder; finish or close it first")
 
     def run(self, request: Request) -> Generator[Step, None, Completion]:
         """Yield a step for every target pass of a checked request; the generator's value is the whole answer."""

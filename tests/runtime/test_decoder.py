@@ -9,6 +9,7 @@ from dflash_engines.errors import EngineError, RequestError
 from dflash_engines.host_engine import HostEngine, host_limits
 from dflash_engines.onnxruntime_cpu import OnnxRuntimePrograms
 from dflash_runtime import Completion, Decoder, Step, finish
+from dflash_runtime.comparison import compare
 from tests.engines.scripted_bundle import (
     BLOCK_SIZE,
     MAX_LEN,
@@ -239,3 +240,15 @@ def test_plain_decoding_drafts_nothing(decoder: Decoder) -> None:
     assert (found.acceptance_rate, found.acceptance_by_position) == (0.0, ())
     assert found.acceptance_histogram == {1: 4}
     assert decoder.complete(PROMPT, max_new_tokens=1, stop_token_ids=()).acceptance_histogram == {}
+
+
+def test_forgetting_is_refused_while_a_generation_runs(decoder: Decoder) -> None:
+    """It would go on over rows that nobody knows of."""
+    steps = decoder.generate(PROMPT, max_new_tokens=20, stop_token_ids=())
+    tokens = list(next(steps).token_ids)
+    with pytest.raises(RequestError, match="another generation is running on this decoder"):
+        decoder.forget()
+    with pytest.raises(RequestError, match="another generation is running on this decoder"):
+        compare(decoder, [8], max_new_tokens=2, block_size=None, on_step=lambda step: None)
+    tokens += [token for step in steps for token in step.token_ids]
+    assert tokens == answer(PROMPT)[0]

@@ -9,8 +9,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from dflash_runtime.comparison import Comparison
-from dflash_runtime.completion import Completion, Step
+from dflash_runtime.comparison import Comparison, speed_ratio
+from dflash_runtime.completion import Completion, Step, decoding_speed
 
 GREEN, RESET = "\x1b[32m", "\x1b[0m"
 
@@ -61,22 +61,16 @@ def show_comparisons(err: Console, comparisons: Sequence[Comparison]) -> None:
 def _cells(comparisons: Sequence[Comparison]) -> tuple[str, ...]:
     drafted = [comparison.drafted for comparison in comparisons]
     lengths = [length for completion in drafted for length in completion.acceptance_lengths]
-    fast = _tokens_per_second(drafted)
-    slow = _tokens_per_second([comparison.plain for comparison in comparisons])
+    ratio = speed_ratio(comparisons)
     same = all(comparison.identical for comparison in comparisons)
     return (
         str(sum(len(completion.token_ids) for completion in drafted)),
         f"{sum(lengths) / len(lengths):.2f}" if lengths else "-",
-        f"{fast:.1f}",
-        f"{slow:.1f}",
-        f"{fast / slow:.2f}x" if slow else "-",
+        f"{decoding_speed(drafted):.1f}",
+        f"{decoding_speed([comparison.plain for comparison in comparisons]):.1f}",
+        "-" if ratio is None else f"{ratio:.2f}x",
         "[green]identical[/]" if same else "[bold red]different[/]",
     )
-
-
-def _tokens_per_second(completions: Sequence[Completion]) -> float:
-    tokens = sum(len(completion.token_ids) - 1 for completion in completions)
-    return tokens / sum(completion.seconds.decode for completion in completions)
 
 
 def completion_json(completion: Completion) -> dict[str, Any]:

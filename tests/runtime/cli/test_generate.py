@@ -94,6 +94,14 @@ def test_compare_as_json(run: Run) -> None:
     assert fields["speed_ratio"] > 0
 
 
+def test_one_token_has_no_speed_to_compare(run: Run) -> None:
+    code, out, _ = run("hi", "--compare", "--json", "--max-new-tokens", "1")
+    assert (code, json.loads(out)["speed_ratio"]) == (0, None)
+    code, _, err = run("hi", "--compare", "--max-new-tokens", "1")
+    assert code == 0
+    assert " - " in err
+
+
 def test_different_texts_exit_with_3(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(comparison.Comparison, "identical", property(lambda self: False))
     code, _, err = run("hi", "--compare", "--max-new-tokens", "4")
