@@ -27,7 +27,7 @@ class Bundle:
 
         Every listed file is read once for its SHA-256: about a second per gigabyte.
         """
-        folder = Path(path).expanduser().resolve()
+        folder = _folder(path)
         manifest = _read_manifest(folder)
         for name, record in manifest.files.items():
             _check_file(folder, name, record)
@@ -56,15 +56,25 @@ class Bundle:
 _AGAIN = "export the pair again with dflash-export"
 
 
-def _read_manifest(folder: Path) -> Manifest:
-    if not folder.is_dir():
+def _folder(path: str | Path) -> Path:
+    """The absolute path of a folder that is there."""
+    try:
+        folder = Path(path).expanduser().resolve()
+        found = folder.is_dir()
+    except (TypeError, ValueError, RuntimeError, OSError) as e:  # no path, NUL in it, no such home, too long
+        raise BundleError(f"{path!r} can't be a folder ({e}); give the folder that dflash-export wrote") from e
+    if not found:
         raise BundleError(f"{folder}: no such folder; give the folder that dflash-export wrote")
+    return folder
+
+
+def _read_manifest(folder: Path) -> Manifest:
     file = folder / MANIFEST_FILE
     if not file.is_file():
         raise BundleError(f"{folder}: has no {MANIFEST_FILE}; not a bundle, or an export that didn't finish; {_AGAIN}")
     try:
         fields = json.loads(file.read_bytes())
-    except ValueError as e:
+    except (ValueError, RecursionError) as e:
         raise BundleError(f"{file}: not valid JSON ({e}); {_AGAIN}") from e
     _check_schema(file, fields)
     try:

@@ -22,6 +22,7 @@ from dflash_engines.engine import Iteration, Timing
 from dflash_engines.errors import EngineError
 from dflash_engines.manifest import Manifest
 from dflash_engines.sampling import LIKELIEST, SamplingParameters
+from dflash_engines.whole_number import whole_number
 
 SAMPLING_INPUTS = {field.name for field in fields(SamplingParameters)}  # bindings have the fields' names
 MIN_ROWS = 2  # of any call; a single token is padded, and the row written for the pad is overwritten later
@@ -38,12 +39,15 @@ def declared_programs(manifest: Manifest) -> tuple[Program, ...]:
 def host_limits(bundle: Bundle, options: Options) -> Limits:
     """The bundle's limits with what `options` asks for. Any number of slots runs on the host."""
     limits = bundle.manifest.limits
-    max_len = limits.max_len if options.max_len is None else options.max_len
-    if not 1 <= max_len <= limits.max_len:
-        raise EngineError(f"max_len {max_len} is not within 1..{limits.max_len}, which {bundle.path} was exported for")
-    slots = limits.max_batch if options.slots is None else options.slots
-    if slots < 1:
-        raise EngineError(f"slots must be at least 1, not {slots}")
+    max_len = limits.max_len if options.max_len is None else whole_number(options.max_len)
+    if max_len is None or not 1 <= max_len <= limits.max_len:
+        raise EngineError(
+            f"max_len {options.max_len!r} is not a whole number within 1..{limits.max_len}, "
+            f"which {bundle.path} was exported for"
+        )
+    slots = limits.max_batch if options.slots is None else whole_number(options.slots)
+    if slots is None or slots < 1:
+        raise EngineError(f"slots must be a whole number of at least 1, not {options.slots!r}")
     return replace(limits, max_len=max_len, max_batch=slots)
 
 

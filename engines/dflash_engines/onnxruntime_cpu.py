@@ -24,6 +24,7 @@ from dflash_engines.engine import Engine
 from dflash_engines.errors import BundleError, EngineError
 from dflash_engines.host_engine import HostEngine, declared_programs, host_limits
 from dflash_engines.lowerings.live_length import live_length
+from dflash_engines.whole_number import whole_number
 
 PROVIDER = "CPUExecutionProvider"
 _WEIGHTS_FOLDER = "session.model_external_initializers_file_folder_path"
@@ -96,10 +97,11 @@ def _session_options(bundle: Bundle, threads: int | None) -> ort.SessionOptions:
 
     Workers that went on spinning after a run would take the cores from the next program's; they stop at its end.
     """
-    if threads is not None and threads < 1:
-        raise EngineError(f"threads must be at least 1, not {threads}")
+    count = len(os.sched_getaffinity(0)) if threads is None else whole_number(threads)
+    if count is None or not 1 <= count < 2**31:
+        raise EngineError(f"threads must be a whole number of at least 1, not {threads!r}")
     options = ort.SessionOptions()
-    options.intra_op_num_threads = threads or len(os.sched_getaffinity(0))
+    options.intra_op_num_threads = count
     options.add_session_config_entry("session.force_spinning_stop", "1")
     options.add_session_config_entry(_WEIGHTS_FOLDER, str(bundle.path))
     return options

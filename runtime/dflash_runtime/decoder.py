@@ -18,7 +18,7 @@ from dflash_runtime.completion import Completion, Step, TimeSplit, time_split
 from dflash_runtime.detokenize import Detokenizer, detokenizers
 from dflash_runtime.loop import DecodeLoop, Progress
 from dflash_runtime.prompt import Prompt, PromptEncoder
-from dflash_runtime.request import Request, check_request
+from dflash_runtime.request import Request, check_request, count, token_ids
 
 TOKENIZER_FILE = "tokenizer.json"
 DEFAULT_MAX_NEW_TOKENS = 256
@@ -116,11 +116,13 @@ class Decoder:
     ) -> Request:
         """The checked request in token ids. Raises RequestError."""
         manifest, limits = self.engine.bundle.manifest, self.engine.limits
+        stops = manifest.stop_token_ids if stop_token_ids is None else stop_token_ids
+        largest = min(manifest.block_size, max(limits.block_sizes))
         request = Request(
             tokens=self.encoder.encode(prompt),
-            max_new_tokens=max_new_tokens,
-            stop_token_ids=frozenset(manifest.stop_token_ids if stop_token_ids is None else stop_token_ids),
-            block_size=min(manifest.block_size, max(limits.block_sizes)) if block_size is None else block_size,
+            max_new_tokens=count("max_new_tokens", max_new_tokens),
+            stop_token_ids=frozenset(token_ids("stop_token_ids", stops)),
+            block_size=largest if block_size is None else count("block_size", block_size),
             sampling=sampling,
         )
         check_request(request, limits=limits, manifest=manifest)

@@ -6,6 +6,7 @@ from typing import TypeGuard
 from tokenizers import Tokenizer
 
 from dflash_engines.errors import RequestError
+from dflash_engines.whole_number import whole_number
 from dflash_runtime.chat_template import ChatTemplate, Message
 
 Prompt = str | Sequence[int] | Sequence[Message]
@@ -27,7 +28,7 @@ class PromptEncoder:
         if isinstance(prompt, str):
             return tuple(self._tokenizer.encode(_encodable(prompt)).ids)
         if _are_ids(prompt):
-            return tuple(prompt)
+            return tuple(map(int, prompt))
         if _are_messages(prompt):
             return self._encode_chat(prompt)
         raise RequestError("a prompt is text, a list of token ids, or a list of messages with role and content")
@@ -35,16 +36,24 @@ class PromptEncoder:
     def _encode_chat(self, messages: Sequence[Message]) -> tuple[int, ...]:
         if self.template is None:
             raise RequestError("this model has no chat template; give the prompt as text or token ids")
+        for index, message in enumerate(messages):
+            _check_message(index, message)
         text = _encodable(self.template.render(messages))
         return tuple(self._tokenizer.encode(text, add_special_tokens=False).ids)
 
 
 def _are_ids(prompt: Prompt) -> TypeGuard[Sequence[int]]:
-    return _is_list(prompt) and all(type(item) is int for item in prompt)
+    return _is_list(prompt) and all(whole_number(item) is not None for item in prompt)
 
 
 def _are_messages(prompt: Prompt) -> TypeGuard[Sequence[Message]]:
     return _is_list(prompt) and all(isinstance(item, Mapping) for item in prompt)
+
+
+def _check_message(index: int, message: Message) -> None:
+    wrong = next((key for key in ("role", "content") if not isinstance(message.get(key), str)), None)
+    if wrong is not None:
+        raise RequestError(f"message {index} has no text as its {wrong!r}; give each a role and a content")
 
 
 def _is_list(prompt: Prompt) -> bool:

@@ -2,11 +2,13 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 from dflash_engines.contract import Limits
 from dflash_engines.errors import RequestError
 from dflash_engines.manifest import Manifest
 from dflash_engines.sampling import LIKELIEST, SamplingParameters
+from dflash_engines.whole_number import whole_number
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,10 +34,10 @@ def check_request(request: Request, *, limits: Limits, manifest: Manifest) -> No
         )
     _check_ids("the prompt", request.tokens, vocab_size)
     _check_ids("stop_token_ids", request.stop_token_ids, vocab_size)
-    if request.max_new_tokens < 1:
+    if count("max_new_tokens", request.max_new_tokens) < 1:
         raise RequestError(f"max_new_tokens must be at least 1, not {request.max_new_tokens}")
     largest = max(limits.block_sizes)
-    if not 1 <= request.block_size <= largest:
+    if not 1 <= count("block_size", request.block_size) <= largest:
         raise RequestError(f"block_size must be within 1..{largest} on this engine, not {request.block_size}")
     if (needed := request.sampling.variant.name) not in manifest.programs:
         raise RequestError(
@@ -44,7 +46,21 @@ def check_request(request: Request, *, limits: Limits, manifest: Manifest) -> No
         )
 
 
+def count(name: str, value: Any) -> int:
+    """`value` as an int. Raises RequestError, naming it, for what is no whole number."""
+    if (whole := whole_number(value)) is None:
+        raise RequestError(f"{name} must be a whole number, not {value!r}")
+    return whole
+
+
+def token_ids(name: str, values: Any) -> tuple[int, ...]:
+    """`values` as ints. Raises RequestError, naming it, for what is no collection of whole numbers."""
+    if isinstance(values, str | bytes) or not isinstance(values, Iterable):
+        raise RequestError(f"{name} must be a collection of token ids, not {values!r}")
+    return tuple(count(f"{name}[{i}]", value) for i, value in enumerate(values))
+
+
 def _check_ids(where: str, ids: Iterable[int], vocab_size: int) -> None:
-    outside = next((i for i in ids if not 0 <= i < vocab_size), None)
+    outside = next((i for i in token_ids(where, ids) if not 0 <= i < vocab_size), None)
     if outside is not None:
         raise RequestError(f"{where} holds token id {outside}, outside of the vocabulary 0..{vocab_size - 1}")

@@ -52,6 +52,7 @@ FAULTS: dict[str, tuple[Callable[[Path], object], str]] = {
     "no manifest": (lambda f: (f / "bundle.json").unlink(), r"has no bundle\.json.*didn't finish"),
     "empty manifest": (lambda f: (f / "bundle.json").write_text(""), "not valid JSON"),
     "binary manifest": (lambda f: (f / "bundle.json").write_bytes(b"\xff\xfe\x00"), "not valid JSON"),
+    "a manifest nested too deeply": (lambda f: (f / "bundle.json").write_text("[" * 100_000), "not valid JSON"),
     "another program's JSON": (lambda f: (f / "bundle.json").write_text("[1]"), "no schema_version"),
     "a version that is no number": (lambda f: rewrite(f, schema_version="1"), "no schema_version"),
     "older": (lambda f: rewrite(f, schema_version=0), "older.*export the pair again"),

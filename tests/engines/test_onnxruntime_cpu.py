@@ -129,7 +129,7 @@ def test_a_provider_that_is_not_there_is_an_error_that_names_what_is(bundle: Bun
 
 
 def test_a_max_len_beyond_the_bundles_is_refused(bundle: Bundle) -> None:
-    with pytest.raises(EngineError, match=rf"max_len {MAX_LEN + 1} is not within 1\.\.{MAX_LEN}"):
+    with pytest.raises(EngineError, match=rf"max_len {MAX_LEN + 1} is not a whole number within 1\.\.{MAX_LEN}"):
         load(bundle, Options(max_len=MAX_LEN + 1))
 
 
@@ -185,7 +185,7 @@ def test_a_pool_that_other_code_made_is_used_as_it_is(bundle: Bundle) -> None:
 
 
 def test_no_thread_is_no_number_of_threads(bundle: Bundle) -> None:
-    with pytest.raises(EngineError, match="threads must be at least 1, not 0"):
+    with pytest.raises(EngineError, match="threads must be a whole number of at least 1, not 0"):
         load(bundle, Options(threads=0))
 
 

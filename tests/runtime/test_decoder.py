@@ -1,15 +1,19 @@
+import re
+from math import inf, nan
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from dflash_engines.backend import Buffers, Options, Run
 from dflash_engines.bundle import Bundle
-from dflash_engines.errors import EngineError, RequestError
+from dflash_engines.errors import BundleError, EngineError, RequestError
 from dflash_engines.host_engine import HostEngine, host_limits
 from dflash_engines.onnxruntime_cpu import OnnxRuntimePrograms
 from dflash_runtime import Completion, Decoder, Step, finish
 from dflash_runtime.comparison import compare
+from dflash_runtime.request import Request, check_request
 from tests.engines.scripted_bundle import (
     BLOCK_SIZE,
     MAX_LEN,
@@ -194,6 +198,21 @@ def test_a_call_that_fails_ends_its_request_and_not_the_next(bundle: Bundle, pro
         ([1] * (MAX_LEN + 1), {}, f"has {MAX_LEN + 1} tokens, this engine holds {MAX_LEN}"),
         ([1, 260], {}, "token id 260"),
         ([1], {"max_new_tokens": 0}, "max_new_tokens must be at least 1"),
+        *[
+            ([1], {name: value}, f"{name} must be a whole number, not {re.escape(repr(value))}")
+            for name in ("max_new_tokens", "block_size")
+            for value in (2.5, 2.0, "3", nan, inf, True, np.True_, np.float64(2))
+        ],
+        ([1], {"max_new_tokens": None}, "max_new_tokens must be a whole number, not None"),
+        *[
+            ([1], {"stop_token_ids": value}, f"stop_token_ids must be a collection of token ids, not {value!r}")
+            for value in ("ab", b"ab", 5)
+        ],
+        ([1], {"stop_token_ids": [3, None]}, r"stop_token_ids\[1\] must be a whole number, not None"),
+        ([1], {"stop_token_ids": [1.5]}, r"stop_token_ids\[0\] must be a whole number, not 1.5"),
+        ([{"role": "user", "content": "hi"}, {"role": "user"}], {}, "message 1 has no text as its 'content'"),
+        ([{"role": 5, "content": "hi"}], {}, "message 0 has no text as its 'role'"),
+        ([{"role": "user", "content": None}], {}, "message 0 has no text as its 'content'"),
         ([1], {"block_size": BLOCK_SIZE + 1}, f"block_size must be within 1..{BLOCK_SIZE}"),
         ([1], {"stop_token_ids": [-1]}, "stop_token_ids holds token id -1"),
         (7, {}, "a prompt is text"),
@@ -252,3 +271,43 @@ def test_forgetting_is_refused_while_a_generation_runs(decoder: Decoder) -> None
         compare(decoder, [8], max_new_tokens=2, block_size=None, on_step=lambda step: None)
     tokens += [token for step in steps for token in step.token_ids]
     assert tokens == answer(PROMPT)[0]
+
+
+def test_integers_of_numpy_are_whole_numbers(decoder: Decoder) -> None:
+    plain = answer(PROMPT, 40)[0]
+    found = decoder.complete(
+        list(np.array(PROMPT)),
+        max_new_tokens=np.int64(20),  # type: ignore[arg-type]
+        block_size=np.int32(3),  # type: ignore[arg-type]
+        stop_token_ids=np.array([plain[6]]),
+    )
+    assert list(found.token_ids) == plain[: plain.index(plain[6]) + 1]
+    assert {type(token) for token in found.token_ids} == {int}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"threads": "2"}, EngineError, "threads must be a whole number of at least 1, not '2'"),
+        ({"threads": 1.5}, EngineError, "threads must be a whole number of at least 1, not 1.5"),
+        ({"max_len": "5"}, EngineError, "max_len '5' is not a whole number within"),
+        ({"max_len": 2.5}, EngineError, "max_len 2.5 is not a whole number within"),
+        ({"path": None}, BundleError, "None can't be a folder"),
+        ({"path": "a\0b"}, BundleError, "can't be a folder .*null"),
+        ({"path": "~nobody-of-this-name/x"}, BundleError, "can't be a folder .*home"),
+        ({"path": "x" * 5000}, BundleError, "can't be a folder .*too long"),
+    ],
+)
+def test_a_bad_option_of_load_is_refused(
+    scripted_folder: Path, arguments: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        Decoder.load(**{"path": scripted_folder} | arguments)
+
+
+@pytest.mark.parametrize("field", ["tokens", "max_new_tokens", "stop_token_ids", "block_size"])
+def test_a_request_made_by_hand_is_checked_too(bundle: Bundle, field: str) -> None:
+    fields = {"tokens": (1,), "max_new_tokens": 1, "stop_token_ids": frozenset[int](), "block_size": 1}
+    request = Request(**fields | {field: 1.5 if field in ("max_new_tokens", "block_size") else (1.5,)})  # type: ignore[arg-type]
+    with pytest.raises(RequestError, match=r"must be a whole number, not 1.5"):
+        check_request(request, limits=bundle.manifest.limits, manifest=bundle.manifest)
