@@ -27,8 +27,8 @@ def _read_stdin() -> str:
 
 def _read_file(file: Path) -> list[Turns]:
     try:
-        lines = file.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as e:
+        lines = file.read_bytes().split(b"\n")  # str.splitlines would also cut inside of JSON strings
+    except OSError as e:
         raise RequestError(f"can't read {file}: {e}") from e
     found = [_turns(f"{file}:{n}", line) for n, line in enumerate(lines, start=1) if line.strip()]
     if not found:
@@ -36,11 +36,13 @@ def _read_file(file: Path) -> list[Turns]:
     return found
 
 
-def _turns(where: str, line: str) -> Turns:
+def _turns(where: str, line: bytes) -> Turns:
     """A line is an object with "turns", a list of strings, or "prompt", a string; other keys are ignored."""
     try:
-        fields = json.loads(line)
-    except ValueError as e:
+        fields = json.loads(line.decode("utf-8-sig"))
+    except UnicodeDecodeError as e:
+        raise RequestError(f"{where}: not UTF-8 text: {e}") from e
+    except (ValueError, RecursionError) as e:
         raise RequestError(f"{where}: not valid JSON: {e}") from e
     turns = (fields.get("turns") or [fields.get("prompt")]) if isinstance(fields, dict) else None
     if not isinstance(turns, list) or not all(isinstance(turn, str) for turn in turns):

@@ -33,7 +33,7 @@ class Settings:
     as_json: bool
 
 
-@app.command()
+@app.command(context_settings={"help_option_names": ["-h", "--help"]})
 def generate(
     bundle: Annotated[Path, typer.Argument(help="Folder that dflash-export wrote.", show_default=False)],
     prompt: Annotated[

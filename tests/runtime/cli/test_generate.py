@@ -110,12 +110,13 @@ def test_different_texts_exit_with_3(run: Run, monkeypatch: pytest.MonkeyPatch) 
 
 
 def write_lines(file: Path, *lines: object) -> Path:
-    file.write_text("\n".join(line if isinstance(line, str) else json.dumps(line) for line in lines))
+    """Bytes are written as they are."""
+    file.write_bytes(b"\n".join(line if isinstance(line, bytes) else json.dumps(line).encode() for line in lines))
     return file
 
 
 def test_many_prompts_with_turns_that_follow_each_other(run: Run, tmp_path: Path) -> None:
-    file = write_lines(tmp_path / "p.jsonl", {"prompt": "a"}, "", {"turns": ["b", "c"], "id": 3})
+    file = write_lines(tmp_path / "p.jsonl", {"prompt": "a"}, b"", {"turns": ["b", "c"], "id": 3})
     code, out, _ = run("--prompts", str(file), "--json", "--max-new-tokens", "3")
     answers = [json.loads(line) for line in out.splitlines()]
     assert code == 0
@@ -123,6 +124,24 @@ def test_many_prompts_with_turns_that_follow_each_other(run: Run, tmp_path: Path
     first = text_of(chat("b"), 3)
     both = f"<|turn|>user: b<|end|><|turn|>assistant: {first}<|end|><|turn|>user: c<|end|><|turn|>assistant: "
     assert answers[2]["prompt_tokens"] == len(encoded(both))
+
+
+def test_only_a_newline_ends_a_line_of_a_file(run: Run, tmp_path: Path) -> None:
+    """As other programs write it: a byte order mark, CRLF, and separators of Unicode inside of the text."""
+    text = "a\u2028b\u0085c"
+    lines = (json.dumps({"prompt": prompt}, ensure_ascii=False) for prompt in (text, "d"))
+    file = tmp_path / "p.jsonl"
+    file.write_bytes("\ufeff".encode() + "".join(f"{line}\r\n" for line in lines).encode())
+    code, out, _ = run("--prompts", str(file), "--json", "--max-new-tokens", "1")
+    assert code == 0
+    assert [json.loads(line)["prompt"] for line in out.rstrip("\n").split("\n")] == [text, "d"]
+
+
+def test_a_fault_in_a_later_line_tells_its_number(run: Run, tmp_path: Path) -> None:
+    file = write_lines(tmp_path / "p.jsonl", {"prompt": "a\u2028"}, b"", b'{"prompt": "\xff"}')
+    code, _, err = run("--prompts", str(file))
+    assert code == 2
+    assert "p.jsonl:3: not UTF-8 text" in err
 
 
 def test_the_total_of_several_comparisons(run: Run, tmp_path: Path) -> None:
@@ -133,11 +152,13 @@ def test_the_total_of_several_comparisons(run: Run, tmp_path: Path) -> None:
 
 
 BAD_FILES = {
-    "not JSON": ("{", "p.jsonl:1: not valid JSON"),
+    "not JSON": (b"{", "p.jsonl:1: not valid JSON"),
+    "not text": (b"\xff\xfe{}", "p.jsonl:1: not UTF-8 text"),
+    "nested too deeply": (b"[" * 100_000, "p.jsonl:1: not valid JSON"),
     "no prompt": ({"text": "x"}, 'p.jsonl:1: expected an object with "turns"'),
     "turns of numbers": ({"turns": [1]}, "expected an object"),
     "a list": ([1], "expected an object"),
-    "empty": ("", "holds no prompt"),
+    "empty": (b"", "holds no prompt"),
 }
 
 
@@ -184,8 +205,9 @@ def test_an_unknown_option_is_a_usage_error(run: Run) -> None:
     assert run("hi", "--colour")[0] == 2
 
 
-def test_help_shows_examples_and_exit_codes(run: Run) -> None:
-    code, out, _ = run("--help")
+@pytest.mark.parametrize("option", ["--help", "-h"])
+def test_help_shows_examples_and_exit_codes(run: Run, option: str) -> None:
+    code, out, _ = run(option)
     assert code == 0
     assert 'dflash-generate build/demo "Why is the sky blue?"' in out
     assert "3 outputs differ" in out
