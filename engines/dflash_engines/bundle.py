@@ -82,7 +82,7 @@ def _read_manifest(folder: Path) -> Manifest:
     except ValidationError as e:
         first = e.errors()[0]
         where = ".".join(map(str, first["loc"]))
-        raise BundleError(f"{file}: {where}: {first['msg']}; {_AGAIN}") from e
+        raise BundleError(f"{file}: {where}: {first['msg'].removeprefix('Value error, ')}; {_AGAIN}") from e
     except ContractError as e:
         raise BundleError(f"{file}: {e}; {_AGAIN}") from e
 

@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator
 
 from dflash_engines.contract import Geometry, Limits
 
@@ -58,3 +58,23 @@ class Manifest(_Record):
     parity: dict[str, Parity]
     exporter: dict[str, str]  # package to version
     files: dict[str, FileRecord]
+
+    @field_validator("mask_token_id", "stop_token_ids")
+    @classmethod
+    def _are_tokens(cls, value: int | tuple[int, ...], info: ValidationInfo) -> int | tuple[int, ...]:
+        if "geometry" in info.data:  # else the fault is there
+            vocab_size = info.data["geometry"].vocab_size
+            ids = (value,) if isinstance(value, int) else value
+            outside = next((i for i in ids if not 0 <= i < vocab_size), None)
+            if outside is not None:
+                raise ValueError(f"token id {outside} is outside of the vocabulary 0..{vocab_size - 1}")
+        return value
+
+    @field_validator("block_size")
+    @classmethod
+    def _covers_the_limits(cls, value: int, info: ValidationInfo) -> int:
+        if value < 2:
+            raise ValueError(f"{value} leaves no token to draft; it is at least 2")
+        if "limits" in info.data and (largest := max(info.data["limits"].block_sizes)) > value:
+            raise ValueError(f"the limits allow blocks of {largest}, the drafter was trained for {value}")
+        return value

@@ -11,6 +11,7 @@ from typing import Any
 
 import onnx
 import onnxruntime as ort
+from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from numpy.typing import NDArray
 from onnx import ModelProto, TensorProto, ValueInfoProto
 from onnx.external_data_helper import uses_external_data
@@ -109,7 +110,7 @@ def _session_options(bundle: Bundle, threads: int | None) -> ort.SessionOptions:
 
 def _session(bundle: Bundle, program: Program, options: ort.SessionOptions) -> ort.InferenceSession:
     file = bundle.program(program.name)
-    model = onnx.load(file, load_external_data=False)
+    model = _read(file)
     _check_weights(bundle, file, model.graph.initializer)
     contract.check(program, _found(model.graph.input), _found(model.graph.output))
     try:
@@ -117,6 +118,14 @@ def _session(bundle: Bundle, program: Program, options: ort.SessionOptions) -> o
         return _create(lowered.SerializeToString(), options)
     except _FAILURES as e:
         raise EngineError(f"ONNX Runtime {ort.__version__} can't load {file}: {e}") from e
+
+
+def _read(file: Path) -> ModelProto:
+    """The program without its weights."""
+    try:
+        return onnx.load(file, load_external_data=False)
+    except DecodeError as e:
+        raise BundleError(f"{file} is not an ONNX program ({e}); export the pair again") from e
 
 
 def _create(model: bytes, options: ort.SessionOptions) -> ort.InferenceSession:

@@ -3,12 +3,14 @@
 import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from pathlib import Path
 from typing import Any, NoReturn, Self
 
 from jinja2 import Environment, TemplateError, TemplateSyntaxError, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from dflash_engines.bundle import Bundle
 from dflash_engines.errors import BundleError, RequestError
@@ -30,15 +32,13 @@ class ChatTemplate:
 
     @classmethod
     def of(cls, bundle: Bundle) -> Self | None:
-        """The bundle's template, or None when the model has none."""
-        config: dict[str, Any] = {}
-        if bundle.has(CONFIG_FILE):
-            config = json.loads(bundle.file(CONFIG_FILE).read_text(encoding="utf-8"))
+        """The bundle's template, or None when the model has none. Raises BundleError when it can't be read."""
+        config = _read_config(bundle.file(CONFIG_FILE)) if bundle.has(CONFIG_FILE) else _Config()
         if bundle.has(TEMPLATE_FILE):
-            source = bundle.file(TEMPLATE_FILE).read_text(encoding="utf-8")
+            source = _read_text(bundle.file(TEMPLATE_FILE))
         else:
-            source = _default_template(config.get("chat_template"))
-        return cls(source, _special_tokens(config)) if source else None
+            source = _default_template(config.chat_template)
+        return cls(source, _special_tokens(config.model_extra or {})) if source else None
 
     def render(self, messages: Sequence[Message]) -> str:
         """The prompt for the assistant's next turn. Raises RequestError when the template refuses."""
@@ -54,19 +54,48 @@ class ChatTemplate:
             raise RequestError(f"the model's chat template refuses these messages: {e}") from e
 
 
-def _default_template(declared: str | list[dict[str, str]] | None) -> str:
+class _NamedTemplate(BaseModel):
+    name: str
+    template: str
+
+
+class _Config(BaseModel):
+    """What is read of tokenizer_config.json; special tokens are among the other fields."""
+
+    model_config = ConfigDict(extra="allow")
+    chat_template: str | list[_NamedTemplate] | None = None
+
+
+def _read_text(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except UnicodeDecodeError as e:
+        raise BundleError(f"{file} is not UTF-8 text ({e}); export the pair again") from e
+
+
+def _read_config(file: Path) -> _Config:
+    try:
+        return _Config.model_validate_json(_read_text(file))
+    except ValidationError as e:
+        first = e.errors()[0]
+        where = ".".join(map(str, (file, *first["loc"])))
+        raise BundleError(f"{where}: {first['msg']}; export the pair again") from e
+
+
+def _default_template(declared: str | list[_NamedTemplate] | None) -> str:
     """tokenizer_config.json holds one template, or a list of named ones."""
     if isinstance(declared, list):
-        return {entry["name"]: entry["template"] for entry in declared}.get("default", "")
+        return {entry.name: entry.template for entry in declared}.get("default", "")
     return declared or ""
 
 
 def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
     """bos_token, eos_token and so on, each written as a string or as an object with its content."""
     return {
-        name: value["content"] if isinstance(value, dict) else value
+        name: text
         for name, value in config.items()
-        if name.endswith("_token") and isinstance(value, str | dict)
+        if name.endswith("_token")
+        and isinstance(text := value.get("content") if isinstance(value, dict) else value, str)
     }
 
 

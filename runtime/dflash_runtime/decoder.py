@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 from dflash_engines.backend import Options, load_engine
 from dflash_engines.bundle import Bundle
 from dflash_engines.engine import Engine
-from dflash_engines.errors import RequestError
+from dflash_engines.errors import BundleError, RequestError
 from dflash_engines.sampling import LIKELIEST, SamplingParameters
 from dflash_runtime.chat_template import ChatTemplate
 from dflash_runtime.completion import Completion, Step, TimeSplit, time_split
@@ -30,7 +30,7 @@ class Decoder:
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
-        self.tokenizer = Tokenizer.from_file(str(engine.bundle.file(TOKENIZER_FILE)))
+        self.tokenizer = _tokenizer(engine.bundle.file(TOKENIZER_FILE))
         self.tokenizer.no_truncation()  # a prompt is never cut behind the user's back
         self.tokenizer.no_padding()
         self.encoder = PromptEncoder(self.tokenizer, ChatTemplate.of(engine.bundle))
@@ -167,6 +167,13 @@ class Decoder:
             seconds=seconds,
             seed=None if request.sampling.greedy else request.sampling.seed,
         )
+
+
+def _tokenizer(file: Path) -> Tokenizer:
+    try:
+        return Tokenizer.from_file(str(file))
+    except Exception as e:  # the library has no class of its own for what is wrong with a file
+        raise BundleError(f"{file} is not a tokenizer ({e}); export the pair again") from e
 
 
 def sampling_parameters(

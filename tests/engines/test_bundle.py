@@ -59,6 +59,11 @@ FAULTS: dict[str, tuple[Callable[[Path], object], str]] = {
     "newer": (lambda f: rewrite(f, schema_version=2), "newer.*upgrade"),
     "an unknown field": (lambda f: rewrite(f, surprise=1), "surprise"),
     "an impossible limit": (lambda f: rewrite(f, limits={"max_len": 0}), "max_len"),
+    "a mask beyond the vocabulary": (lambda f: rewrite(f, mask_token_id=260), r"mask_token_id: .*260.*0\.\.259"),
+    "a negative stop": (lambda f: rewrite(f, stop_token_ids=[3, -1]), r"stop_token_ids: .*-1.*0\.\.259"),
+    "a block without drafts": (lambda f: rewrite(f, block_size=1), "block_size: 1 leaves no token to draft"),
+    "limits beyond the block": (lambda f: rewrite(f, block_size=5), "block_size: the limits allow blocks of 6"),
+    "an unknown precision": (lambda f: rewrite(f, precision="fp7"), "precision: .*'fp32'"),
     "a missing file": (lambda f: (f / "draft.onnx").unlink(), r"draft\.onnx is missing"),
     "a truncated file": (
         lambda f: truncate(f / "weights.bin"),

@@ -214,3 +214,10 @@ def test_a_run_that_onnxruntime_gives_up_is_an_engine_error(bundle: Bundle) -> N
     run = OnnxRuntimePrograms(bundle, Options()).bind("accept", inputs, outputs)
     with pytest.raises(EngineError, match="ONNX Runtime failed in 'accept'"):
         run()
+
+
+def test_a_program_that_is_no_onnx_is_refused(folder: Path) -> None:
+    (folder / "target.onnx").write_bytes(b"hello")
+    write_manifest(folder, manifest())
+    with pytest.raises(BundleError, match=r"target\.onnx is not an ONNX program"):
+        load(Bundle.open(folder), Options())

@@ -311,3 +311,27 @@ def test_a_request_made_by_hand_is_checked_too(bundle: Bundle, field: str) -> No
     request = Request(**fields | {field: 1.5 if field in ("max_new_tokens", "block_size") else (1.5,)})  # type: ignore[arg-type]
     with pytest.raises(RequestError, match=r"must be a whole number, not 1.5"):
         check_request(request, limits=bundle.manifest.limits, manifest=bundle.manifest)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("tokenizer.json", b"{", "is not a tokenizer"),
+        ("tokenizer.json", b"{}", "is not a tokenizer"),
+        ("tokenizer_config.json", b"{", "Invalid JSON"),
+        ("tokenizer_config.json", b"[" * 100_000, "Invalid JSON"),
+        ("tokenizer_config.json", b"[1]", "should be an object"),
+        ("tokenizer_config.json", b'{"chat_template": 5}', "chat_template"),
+        ("tokenizer_config.json", b'{"chat_template": [{"name": "default"}]}', "chat_template"),
+        ("tokenizer_config.json", b"\xff", "is not UTF-8 text"),
+        ("chat_template.jinja", b"\xff", "is not UTF-8 text"),
+    ],
+)
+def test_a_text_file_of_a_bundle_that_cannot_be_read_is_named(
+    tmp_path: Path, name: str, content: bytes, message: str
+) -> None:
+    folder = write_bundle(tmp_path / "bundle")
+    (folder / name).write_bytes(content)
+    write_manifest(folder, manifest())
+    with pytest.raises(BundleError, match=f"{name}.*{message}"):
+        Decoder.load(folder)
