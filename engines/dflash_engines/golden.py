@@ -4,10 +4,12 @@ The calls share caches that begin as zeros: prefill in chunks, blocks at several
 the end of the cache. Of logits, the most likely token and a sample of columns is kept.
 """
 
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +24,8 @@ SLOTS = 2
 BEST = "best"  # stands for accept's logits, which are too large to store: 1 at these tokens, 0 elsewhere
 _COLUMNS = 64  # of the vocabulary, evenly spaced
 Arrays = Mapping[str, NDArray[Any]]
+# What NumPy raises for a file cut or changed, and what unpacking raises for arrays under other names.
+_UNREADABLE = (OSError, ValueError, KeyError, IndexError, TypeError, EOFError, BadZipFile, zlib.error)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,24 +57,27 @@ class Golden:
     @staticmethod
     def load(path: Path) -> "Golden":
         """Read what `save` wrote. Raises BundleError for anything else."""
-        names: dict[int, tuple[str, int]] = {}
-        sides: dict[tuple[int, str], dict[str, NDArray[Any]]] = {}
         try:
-            with np.load(path, allow_pickle=False) as stored:
-                tolerance = float(stored["tolerance"][0])
-                for key in stored.files:
-                    if key != "tolerance":
-                        index, program, slot, side, name = key.split(".")
-                        names[int(index)] = (program, int(slot))
-                        sides.setdefault((int(index), side), {})[name] = stored[key]
-        except (OSError, ValueError, KeyError) as fault:
-            raise BundleError(f"{path} holds no golden cases ({fault}); export the pair again") from fault
-        order = sorted(names)
-        return Golden(
-            calls=tuple(Call(program=names[i][0], first_slot=names[i][1], inputs=sides[i, "in"]) for i in order),
-            results=tuple(sides[i, "out"] for i in order),
-            tolerance=tolerance,
-        )
+            with path.open("rb") as file, np.load(file, allow_pickle=False) as stored:
+                return _unpacked(stored)
+        except _UNREADABLE as fault:
+            raise BundleError(f"{path} holds no golden cases ({fault!r}); export the pair again") from fault
+
+
+def _unpacked(stored: Arrays) -> Golden:
+    names: dict[int, tuple[str, int]] = {}
+    sides: dict[tuple[int, str], dict[str, NDArray[Any]]] = {}
+    for key in stored:
+        if key != "tolerance":
+            index, program, slot, side, name = key.split(".")
+            names[int(index)] = (program, int(slot))
+            sides.setdefault((int(index), side), {})[name] = stored[key]
+    order = sorted(names)
+    return Golden(
+        calls=tuple(Call(program=names[i][0], first_slot=names[i][1], inputs=sides[i, "in"]) for i in order),
+        results=tuple(sides[i, "out"] for i in order),
+        tolerance=float(stored["tolerance"][0]),
+    )
 
 
 class Runner:
