@@ -82,3 +82,7 @@ class Engine(Protocol):
     def collect(self) -> Iteration:
         """Wait for the oldest launched iteration and return what it found."""
         ...
+
+    def discard(self) -> None:
+        """Drop what was launched and not collected; slots that go on must be placed again. Nothing launched is fine."""
+        ...

@@ -178,6 +178,10 @@ class HostEngine:
         found, self._found = self._found, None
         return found
 
+    def discard(self) -> None:
+        """Drop what was launched and not collected; slots that go on must be placed again."""
+        self._found = self._laid_out = None
+
     def _decode(self, rows: int) -> _Decode:
         """The calls over the shortest run of slots that holds all placed ones."""
         placed = np.flatnonzero(self._placed)

@@ -92,8 +92,12 @@ class DecodeLoop:
 
     def _iterate(self, slots: list[Slot]) -> list[Progress | Failure]:
         """One iteration at the largest block size asked for: any block size gives the same tokens."""
-        self._engine.launch(max(slot.request.block_size for slot in slots if slot.request is not None))
-        found = self._engine.collect()
+        try:
+            self._engine.launch(max(slot.request.block_size for slot in slots if slot.request is not None))
+            found = self._engine.collect()
+        except BaseException:  # Ctrl-C too: what the engine found is lost, the slots' tokens are not
+            self._step_back(slots)
+            raise
         return [self._commit(slot, found, row=slot.index, verified=True) for slot in slots]
 
     def _commit(self, slot: Slot, found: Iteration, *, row: int, verified: bool) -> Progress | Failure:
@@ -106,8 +110,7 @@ class DecodeLoop:
         if reason is not None:
             self.release(slot.index)
         elif not verified:
-            assert slot.request is not None
-            self._engine.place(slot.index, kept[-1], slot.rows, self._engine.limits.max_len, slot.request.sampling)
+            self._place(slot)
         return Progress(
             slot=slot.index,
             token_ids=kept,
@@ -116,6 +119,18 @@ class DecodeLoop:
             finish_reason=reason,
             block_size=found.block.shape[1] if verified else None,
         )
+
+    def _place(self, slot: Slot) -> None:
+        """The slot's last token is the anchor of its next block; it has no row yet."""
+        assert slot.request is not None
+        start, sampling = len(slot.tokens) - 1, slot.request.sampling
+        self._engine.place(slot.index, slot.tokens[-1], start, self._engine.limits.max_len, sampling)
+
+    def _step_back(self, slots: list[Slot]) -> None:
+        """After a pass that broke off: begin again where each slot's tokens end."""
+        self._engine.discard()
+        for slot in slots:
+            self._place(slot)
 
     def _fail(self, slot: Slot) -> Failure:
         """Numbers overflowed: no row of this slot can be trusted any more."""

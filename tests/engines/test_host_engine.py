@@ -246,3 +246,15 @@ def test_time_is_told_by_program(engine: HostEngine) -> None:
     assert plain.draft == 0.0 < min(plain.prefill, plain.target, plain.accept)
     gained(engine, 6, 0)
     assert engine.timing.draft > 0.0
+
+
+def test_what_was_launched_may_be_discarded(engine: HostEngine) -> None:
+    prompt = PROMPTS[0]
+    anchor = start(engine, 0, prompt)
+    engine.launch(6)
+    engine.discard()
+    with pytest.raises(EngineError, match="nothing was launched"):
+        engine.collect()
+    engine.place(0, anchor, len(prompt), MAX_LEN)
+    tokens = [anchor, *gained(engine, 6, 0)]
+    assert tokens == plain_tokens(prompt, len(tokens))

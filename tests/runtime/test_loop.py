@@ -260,3 +260,36 @@ def test_a_request_that_cannot_be_served_is_refused_before_any_work(loop: Decode
     with pytest.raises(RequestError, match=message):
         loop.admit(0, asked)
     assert loop.slots[0].request is None
+
+
+class Interrupted(HostEngine):
+    """Ctrl-C strikes once, after the third launch."""
+
+    launches = 0
+
+    def launch(self, block_size: int) -> None:
+        super().launch(block_size)
+        self.launches += 1
+        if self.launches == 3:
+            raise KeyboardInterrupt
+
+
+def test_a_pass_that_is_interrupted_loses_no_slots_tokens(bundle: Bundle) -> None:
+    interrupted = Interrupted(bundle, OnnxRuntimePrograms(bundle, Options()), host_limits(bundle, Options()))
+    loop, other = DecodeLoop(interrupted), request([9, 8, 7], max_new_tokens=30)
+    loop.admit(1, other)
+    events = loop.step()
+    with pytest.raises(KeyboardInterrupt):
+        for _ in range(3):
+            events += loop.step()
+    while loop.slots[1].request is not None:
+        events += loop.step()
+    assert answer([event for event in events if isinstance(event, Progress)]) == expected(other)
+
+
+def test_a_request_after_an_interrupted_one_is_served(bundle: Bundle) -> None:
+    interrupted = Interrupted(bundle, OnnxRuntimePrograms(bundle, Options()), host_limits(bundle, Options()))
+    loop, asked = DecodeLoop(interrupted), request([5, 6, 7], max_new_tokens=30)
+    with pytest.raises(KeyboardInterrupt):
+        list(loop.run(0, asked))
+    assert answer(list(loop.run(0, asked))) == expected(asked)
