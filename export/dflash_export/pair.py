@@ -27,6 +27,8 @@ def check_pair(target: TargetModel, drafter: DrafterConfig) -> None:
         raise CheckpointError(
             f"mask_token_id {drafter.mask_token_id} is one of the target's stop ids {list(target.stop_token_ids)}"
         )
+    if strange := [i for i in target.stop_token_ids if not 0 <= i < vocab]:
+        raise CheckpointError(f"stop id {strange[0]} of the target is not one of its {vocab} tokens")
     if target.model.get_output_embeddings().bias is not None:
         raise CheckpointError("the target's head has a bias; drafters share the head, and a biased one is not compiled")
 
