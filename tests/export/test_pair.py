@@ -128,6 +128,12 @@ def test_a_name_that_is_neither_folder_nor_id_is_said_to_be_so() -> None:
         locate("no such folder / nor id")
 
 
+def test_a_stop_id_outside_of_the_vocabulary_is_refused(folders: tuple[Path, Path]) -> None:
+    target = replace(load_target(folders[0]), stop_token_ids=(0, 260))
+    with pytest.raises(CheckpointError, match="stop id 260 of the target is not one of its 260 tokens"):
+        check_pair(target, DrafterConfig.from_folder(folders[1]))
+
+
 def test_a_biased_head_is_refused(folders: tuple[Path, Path]) -> None:
     target = load_target(folders[0])
     target.model.get_output_embeddings().bias = torch.nn.Parameter(torch.zeros(260))

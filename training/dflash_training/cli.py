@@ -57,6 +57,12 @@ def _open(folder: Path, work: Path, device: str, precision: str) -> Target:
     return open_target(folder, work, dtype=dtype, device=torch.device(device))
 
 
+def _taps(target: Target, layer_ids: list[int] | None) -> tuple[int, ...]:
+    """The layers asked for, or those that a drafter reads by default. Raises TrainingError."""
+    options = DrafterOptions(target_layer_ids=tuple(layer_ids) if layer_ids else None)
+    return drafter_shape(target.model.config, options).target_layer_ids
+
+
 class _Bars:
     """Progress with the time left; rich comes with typer, which comes with transformers."""
 
@@ -114,8 +120,7 @@ def responses(
 ) -> None:
     """The target answers the prompts; its hidden states are kept for training."""
     loaded = _open(target, out, device, precision)
-    options = DrafterOptions(target_layer_ids=tuple(layer_ids) if layer_ids else None)
-    taps = drafter_shape(loaded.model.config, options).target_layer_ids
+    taps = _taps(loaded, layer_ids)
     config = ResponsesConfig(
         out=out,
         prompts=tuple(map(parse_source, prompts)),
@@ -141,8 +146,7 @@ def features(
 ) -> None:
     """Hidden states of answers made elsewhere, or of other layers."""
     loaded = _open(target, out, device, precision)
-    options = DrafterOptions(target_layer_ids=tuple(layer_ids) if layer_ids else None)
-    taps = drafter_shape(loaded.model.config, options).target_layer_ids
+    taps = _taps(loaded, layer_ids)
     config = FeaturesConfig(answers=tuple(answers), out=out, target_layer_ids=taps)
     with _Bars() as bars:
         count = make_features(loaded, config, on_shard=bars.on_shard)
