@@ -13,10 +13,11 @@ from dflash_engines.bundle import Bundle
 from dflash_engines.engine import Engine
 from dflash_engines.errors import BundleError, RequestError
 from dflash_engines.sampling import LIKELIEST, SamplingParameters
+from dflash_runtime.answer import Answer
 from dflash_runtime.chat_template import ChatTemplate
-from dflash_runtime.completion import Completion, Step, TimeSplit, time_split
-from dflash_runtime.detokenize import Detokenizer, detokenizers
-from dflash_runtime.loop import DecodeLoop, Progress
+from dflash_runtime.completion import Completion, Step, time_split
+from dflash_runtime.detokenize import detokenizers
+from dflash_runtime.loop import DecodeLoop
 from dflash_runtime.prompt import Prompt, PromptEncoder
 from dflash_runtime.request import Request, check_request, count, token_ids
 
@@ -143,30 +144,15 @@ class Decoder:
 
     def run(self, request: Request) -> Generator[Step, None, Completion]:
         """Yield a step for every target pass of a checked request; the generator's value is the whole answer."""
-        detokenizer = self._new_detokenizer()
+        answer = Answer(request, self._new_detokenizer())
         before, begin, seconds = self.engine.timing, perf_counter(), 0.0
-        steps: list[Step] = []
         for progress in self._loop.run(_SLOT, request):
-            steps.append(_step(progress, detokenizer))
+            step = answer.push(progress)
             seconds += perf_counter() - begin
-            yield steps[-1]
+            yield step
             begin = perf_counter()  # the receiver's time is not ours
-        return self._completion(request, steps, time_split(before, self.engine.timing, seconds))
-
-    def _completion(self, request: Request, steps: list[Step], seconds: TimeSplit) -> Completion:
-        reason = steps[-1].finish_reason
-        assert reason is not None
-        return Completion(
-            text="".join(step.text for step in steps),
-            token_ids=tuple(token for step in steps for token in step.token_ids),
-            acceptance_lengths=tuple(s.acceptance_length for s in steps if s.acceptance_length is not None),
-            block_sizes=tuple(s.block_size for s in steps if s.block_size is not None),
-            finish_reason=reason,
-            prompt_tokens=len(request.tokens),
-            reused_tokens=self._loop.slots[_SLOT].reused,
-            seconds=seconds,
-            seed=None if request.sampling.greedy else request.sampling.seed,
-        )
+        split = time_split(before, self.engine.timing, seconds)
+        return answer.completion(reused_tokens=self._loop.slots[_SLOT].reused, seconds=split)
 
 
 def _tokenizer(file: Path) -> Tokenizer:
@@ -197,21 +183,3 @@ def finish(steps: Generator[Step, None, Completion], on_step: Callable[[Step], o
         except StopIteration as end:
             completion: Completion = end.value
             return completion
-
-
-def _step(progress: Progress, detokenizer: Detokenizer) -> Step:
-    """A stop token may be an ordinary one: it is left out of the text whatever it is."""
-    shown = progress.token_ids[:-1] if progress.finish_reason == "stop" else progress.token_ids
-    accepted_text = detokenizer.push(shown[: progress.accepted])
-    text = accepted_text + detokenizer.push(shown[progress.accepted :])
-    if progress.finish_reason is not None:
-        text += detokenizer.flush()
-    return Step(
-        token_ids=progress.token_ids,
-        text=text,
-        accepted=progress.accepted,
-        accepted_text=accepted_text,
-        acceptance_length=progress.acceptance_length,
-        finish_reason=progress.finish_reason,
-        block_size=progress.block_size,
-    )
