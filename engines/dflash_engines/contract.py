@@ -264,6 +264,7 @@ def accept(geometry: Geometry, variant: AcceptVariant = GREEDY) -> Program:
                 meaning="the next block: bonus, then mask",
             ),
             Binding(name="next_start", dtype=Dtype.INT64, shape=(B,), meaning="the row of the bonus token"),
+            Binding(name="next_length", dtype=Dtype.INT64, shape=(B,), meaning="rows the next block attends to"),
             Binding(name="finite", dtype=Dtype.BOOL, shape=(B,), meaning="no NaN or infinity in the rows in use"),
             *_logprob_outputs(variant),
         ),

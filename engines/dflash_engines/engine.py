@@ -23,6 +23,7 @@ class Iteration:
     sampled: NDArray[np.int64]  # [B, K] the target's own token after each row
     accepted: NDArray[np.int64]  # [B] drafted tokens kept; tokens gained are accepted + 1
     finite: NDArray[np.bool_]  # [B] false: this slot's numbers overflowed
+    active: NDArray[np.bool_]  # [B] false: not placed at the launch, or placed anew or parked since; ignore its row
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +74,11 @@ class Engine(Protocol):
 
     def clear(self, slot: int) -> None:
         """Zero the caches of `slot` (after non-finite numbers) and park it."""
+        ...
+
+    @property
+    def can_launch(self) -> bool:
+        """Whether another iteration may be launched before the oldest is collected (run-ahead)."""
         ...
 
     def launch(self, block_size: int) -> None:

@@ -128,20 +128,27 @@ class HostEngine:
         _set_sampling(arrays, [sampling])
         self._laid_out = None
         self._timed("accept", call)
-        return Iteration(**{name: arrays[name].copy() for name in ("block", "sampled", "accepted", "finite")})
+        found = {name: arrays[name].copy() for name in ("block", "sampled", "accepted", "finite")}
+        return Iteration(**found, active=np.ones(1, np.bool_))
 
     def place(self, slot: int, anchor: int, start: int, limit: int, sampling: SamplingParameters = LIKELIEST) -> None:
         """Let `slot` take part in iterations: its next block begins with `anchor` at row `start`."""
         self._sampling[slot] = sampling
         self._anchor[slot], self._start[slot], self._limit[slot] = anchor, start, limit
         self._placed[slot] = True
-        self._laid_out = None
+        self._part(slot)
 
     def park(self, slot: int) -> None:
         """Take `slot` out of iterations; its caches stay for prefix reuse."""
         self._sampling[slot] = LIKELIEST
         self._placed[slot] = False
+        self._part(slot)
+
+    def _part(self, slot: int) -> None:
+        """What was launched before is none of this slot's business any more."""
         self._laid_out = None
+        if self._found is not None:
+            self._found.active[slot] = False
 
     def clear(self, slot: int) -> None:
         """Zero the caches of `slot` (after non-finite numbers) and park it."""
@@ -151,6 +158,11 @@ class HostEngine:
             arrays = self._arena.views(program, one_slot, slot)
             for name in self._arena.programs[program].updated.values():
                 arrays[name].fill(0)
+
+    @property
+    def can_launch(self) -> bool:
+        """Iterations run in `launch`: there is nothing to gain from running ahead."""
+        return self._found is None
 
     def launch(self, block_size: int) -> None:
         """Run one iteration over the placed slots; 1 decodes plainly, without the drafter."""
@@ -229,6 +241,7 @@ class HostEngine:
             sampled=self._of_all_slots(decode, arrays["sampled"][:, :block_size]),
             accepted=self._of_all_slots(decode, arrays["accepted"]),
             finite=self._of_all_slots(decode, arrays["finite"]),
+            active=self._placed.copy(),
         )
 
     def _of_all_slots(self, decode: _Decode, values: NDArray[Any]) -> NDArray[Any]:

@@ -93,12 +93,13 @@ class DecodeLoop:
     def _iterate(self, slots: list[Slot]) -> list[Progress | Failure]:
         """One iteration at the largest block size asked for: any block size gives the same tokens."""
         try:
-            self._engine.launch(max(slot.request.block_size for slot in slots if slot.request is not None))
+            while self._engine.can_launch:
+                self._engine.launch(max(slot.request.block_size for slot in slots if slot.request is not None))
             found = self._engine.collect()
         except BaseException:  # Ctrl-C too: what the engine found is lost, the slots' tokens are not
             self._step_back(slots)
             raise
-        return [self._commit(slot, found, row=slot.index, verified=True) for slot in slots]
+        return [self._commit(slot, found, row=slot.index, verified=True) for slot in slots if found.active[slot.index]]
 
     def _commit(self, slot: Slot, found: Iteration, *, row: int, verified: bool) -> Progress | Failure:
         if not found.finite[row]:

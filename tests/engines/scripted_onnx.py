@@ -182,6 +182,8 @@ def accept_program() -> ModelProto:
     head = g.op("Where", idle, first, bonus)
     g.op("Where", g.op("Equal", columns, g.const(0)), head, g.const(MASK_TOKEN_ID), to="next_tokens")
     g.op("Min", g.op("Add", "start", kept), "limit", to="next_start")
+    g.op("Where", g.op("Equal", "count", g.const(0)), g.const(1), g.op("Add", "next_start", g.size("block", 1)),
+         to="next_length")  # fmt: skip
     bad = g.op("Or", g.op("IsNaN", "logits"), g.op("IsInf", "logits"))
     spoilt = g.op("ReduceMax", g.cast(bad, _INT), g.const([2]), keepdims=0)
     seen = g.op("Mul", spoilt, g.cast(in_use, _INT))
@@ -196,6 +198,7 @@ def accept_program() -> ModelProto:
         "accepted": (_INT, ["B"]),
         "next_tokens": (_INT, ["B", "R"]),
         "next_start": (_INT, ["B"]),
+        "next_length": (_INT, ["B"]),
         "finite": (_BOOL, ["B"]),
     }
     return g.model(inputs, outputs)

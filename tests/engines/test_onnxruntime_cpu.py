@@ -209,6 +209,7 @@ def test_a_run_that_onnxruntime_gives_up_is_an_engine_error(bundle: Bundle) -> N
         "accepted": np.zeros(1, np.int64),
         "next_tokens": np.zeros((1, 3), np.int64),
         "next_start": np.zeros(1, np.int64),
+        "next_length": np.zeros(1, np.int64),
         "finite": np.zeros(1, np.bool_),
     }
     run = OnnxRuntimePrograms(bundle, Options()).bind("accept", inputs, outputs)

@@ -23,12 +23,14 @@ GEOMETRY = Geometry(vocab_size=VOCAB, hidden_size=4, taps=1, target_caches=(Cach
 
 
 def one_slot(best: list[int], block: list[int], start: int, forced: int, count: int, limit: int) -> tuple[object, ...]:
-    """accepted, next_tokens, next_start as the design words them."""
+    """accepted, next_tokens, next_start, next_length as the design words them."""
     kept = 0
     while kept < count and (kept < forced or block[kept] == best[kept - 1]):
         kept += 1
     first = best[kept - 1] if count else block[0]
-    return max(kept - forced, 0), [first] + [MASK] * (len(block) - 1), min(start + kept, limit)
+    next_start = min(start + kept, limit)
+    next_length = next_start + len(block) if count else 1
+    return max(kept - forced, 0), [first] + [MASK] * (len(block) - 1), next_start, next_length
 
 
 @st.composite
@@ -56,7 +58,7 @@ def test_accept_is_the_plain_loop(cases: list[tuple[list[int], list[int], int, i
     out = Accept(MASK)(*(torch.from_numpy(value) for value in given_.values()))
     for slot, (best, block, start, _, count, limit) in enumerate(cases):
         wanted = one_slot(best, block, start, int(given_["forced"][slot]), count, limit)
-        assert (out[1][slot].item(), out[2][slot].tolist(), out[3][slot].item()) == wanted
+        assert tuple(value[slot].tolist() for value in out[1:5]) == wanted
         assert out[0][slot].tolist() == best
 
 
@@ -88,4 +90,4 @@ def test_compiled_accept_equals_pytorch_and_sees_every_bad_number(
     for name, a, b in zip([o.name for o in compiled.get_outputs()], found, wanted, strict=True):
         if bad is None or name == "finite":  # which token a NaN beats is nobody's promise
             np.testing.assert_array_equal(a, b.numpy(), err_msg=name)
-    assert found[4].tolist() == [bad is None, True, True]  # an idle slot's rows don't count
+    assert found[5].tolist() == [bad is None, True, True]  # an idle slot's rows don't count

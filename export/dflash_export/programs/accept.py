@@ -20,7 +20,7 @@ class Accept(nn.Module):
     def forward(
         self, logits: Tensor, block: Tensor, start: Tensor, forced: Tensor, count: Tensor, limit: Tensor
     ) -> tuple[Tensor, ...]:
-        """sampled [B,R], accepted [B], next_tokens [B,R], next_start [B], finite [B]."""
+        """sampled [B,R], accepted [B], next_tokens [B,R], next_start [B], next_length [B], finite [B]."""
         return self.verdict(logits.argmax(-1), logits, block, start, forced, count, limit)
 
     def verdict(
@@ -39,13 +39,15 @@ class Accept(nn.Module):
         bonus = torch.gather(sampled, 1, (kept - 1).clamp(min=0)[:, None])
         first = torch.where(count[:, None] > 0, bonus, block[:, :1])
         next_tokens = torch.where(row == 0, first, self.mask_token_id)
+        next_start = torch.minimum(start + kept, limit)
         # A sum of magnitudes keeps every NaN and infinity; a maximum may drop NaN on some devices.
         finite = torch.isfinite(logits.abs().sum(-1)) | (row >= count[:, None])
         return (
             sampled,
             (kept - forced).clamp(min=0),
             next_tokens,
-            torch.minimum(start + kept, limit),
+            next_start,
+            torch.where(count > 0, next_start + block.shape[1], 1),
             finite.all(1),
         )
 
