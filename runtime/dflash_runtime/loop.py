@@ -38,27 +38,53 @@ class DecodeLoop:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self.slots = tuple(Slot(index=i) for i in range(engine.limits.max_batch))
+        self._turns = 0
 
     def admit(self, slot: int, request: Request) -> None:
         """Give `request` a free slot. Raises RequestError when the request or the slot is not fit for it."""
         check_request(request, limits=self._engine.limits, manifest=self._engine.bundle.manifest)
         if self.slots[slot].request is not None:
             raise RequestError("another generation is running here; finish or close it before starting one")
-        self.slots[slot].admit(request)
+        self._turns += 1
+        self.slots[slot].admit(request, self._turns)
 
     def release(self, slot: int) -> None:
         """End the slot's request, finished or not; its rows stay for a request with the same prefix."""
         self._engine.park(slot)
         self.slots[slot].request = None
 
+    def abandon(self, slot: int) -> None:
+        """End the slot's request and zero its caches: none of its rows can be trusted any more."""
+        self._engine.clear(slot)
+        self.release(slot)
+        self.slots[slot].forget()
+
     def step(self) -> list[Progress | Failure]:
         """One iteration over the slots that decode, then at most one chunk of prompt for one that joins."""
+        return [*self.decode(), *self.prefill()]
+
+    def decode(self) -> list[Progress | Failure]:
+        """One iteration over the slots that decode. An error leaves all of them where they were."""
         decoding = [slot for slot in self.slots if slot.decoding]
-        joining = next((slot for slot in self.slots if slot.joining), None)
-        found = self._iterate(decoding) if decoding else []
-        if joining is not None:
-            found.extend(self._prefill(joining))
-        return found
+        return self._iterate(decoding) if decoding else []
+
+    def decode_alone(self, slot: int) -> list[Progress | Failure]:
+        """Like `decode`, over one slot, while the others wait."""
+        waiting = [other for other in self.slots if other.decoding and other.index != slot]
+        for other in waiting:
+            self._engine.park(other.index)
+        try:
+            return self._iterate([self.slots[slot]])
+        finally:
+            for other in waiting:
+                self._place(other)
+
+    def prefill(self, most_rows: int | None = None) -> list[Progress | Failure]:
+        """A chunk of prompt, of `most_rows` if that is less than the engine's, for the first slot to have joined."""
+        joining = [slot for slot in self.slots if slot.joining]
+        chunk = self._engine.limits.prefill_chunk
+        rows = chunk if most_rows is None else min(most_rows, chunk)
+        return self._prefill(min(joining, key=lambda slot: slot.turn), rows) if joining else []
 
     def run(self, slot: int, request: Request) -> Iterator[Progress]:
         """Admit `request`, step until it ends, release its slot; also when the iterator is dropped half-way.
@@ -78,9 +104,9 @@ class DecodeLoop:
             if self.slots[slot].request is request:  # not one that came after
                 self.release(slot)
 
-    def _prefill(self, slot: Slot) -> list[Progress | Failure]:
+    def _prefill(self, slot: Slot, rows: int) -> list[Progress | Failure]:
         assert slot.request is not None
-        chunk = slot.request.tokens[slot.rows : slot.rows + self._engine.limits.prefill_chunk]
+        chunk = slot.request.tokens[slot.rows : slot.rows + rows]
         start = slot.rows
         if start + len(chunk) < len(slot.request.tokens):
             self._engine.prefill(slot.index, chunk, start)
@@ -93,13 +119,12 @@ class DecodeLoop:
     def _iterate(self, slots: list[Slot]) -> list[Progress | Failure]:
         """One iteration at the largest block size asked for: any block size gives the same tokens."""
         try:
-            while self._engine.can_launch:
-                self._engine.launch(max(slot.request.block_size for slot in slots if slot.request is not None))
+            self._engine.launch(max(slot.request.block_size for slot in slots if slot.request is not None))
             found = self._engine.collect()
         except BaseException:  # Ctrl-C too: what the engine found is lost, the slots' tokens are not
             self._step_back(slots)
             raise
-        return [self._commit(slot, found, row=slot.index, verified=True) for slot in slots if found.active[slot.index]]
+        return [self._commit(slot, found, row=slot.index, verified=True) for slot in slots]
 
     def _commit(self, slot: Slot, found: Iteration, *, row: int, verified: bool) -> Progress | Failure:
         if not found.finite[row]:
@@ -135,9 +160,7 @@ class DecodeLoop:
 
     def _fail(self, slot: Slot) -> Failure:
         """Numbers overflowed: no row of this slot can be trusted any more."""
-        self._engine.clear(slot.index)
-        self.release(slot.index)
-        slot.forget()
+        self.abandon(slot.index)
         return Failure(
             slot=slot.index,
             error=EngineError(

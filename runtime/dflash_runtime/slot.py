@@ -20,6 +20,7 @@ class Slot:
     tokens: list[int] = field(default_factory=list)  # prompt and what was generated
     rows: int = 0
     reused: int = 0  # prompt rows taken over from the request before
+    turn: int = 0  # of all requests of the loop, which one this is
 
     @property
     def joining(self) -> bool:
@@ -31,14 +32,14 @@ class Slot:
         """Whether the slot takes part in iterations."""
         return self.request is not None and not self.joining
 
-    def admit(self, request: Request) -> None:
-        """Take in a request, keeping the rows of the prefix that it shares with the one before.
+    def admit(self, request: Request, turn: int) -> None:
+        """Take in the loop's `turn`-th request, keeping the rows of the prefix that it shares with the one before.
 
         The last prompt token is always computed again: its logits give the first new token.
         """
         self.reused = self.rows = shared_prefix(self.tokens[: self.rows], request.tokens[:-1])
         self.tokens = list(request.tokens)
-        self.request = request
+        self.request, self.turn = request, turn
 
     def commit(self, gained: list[int], max_len: int) -> tuple[tuple[int, ...], FinishReason | None]:
         """Append what one target pass gained, cut at the first stop token, the budget or the context's end.

@@ -262,6 +262,48 @@ def test_a_request_that_cannot_be_served_is_refused_before_any_work(loop: Decode
     assert loop.slots[0].request is None
 
 
+def test_prompts_are_computed_in_the_order_of_arrival(loop: DecodeLoop) -> None:
+    long, short = request([9] * (3 * PREFILL_CHUNK)), request([8])
+    loop.admit(2, long)
+    loop.admit(0, short)
+    while loop.slots[2].joining:
+        assert loop.slots[0].joining
+        loop.step()
+    assert [event.slot for event in loop.prefill()] == [0]
+
+
+@pytest.mark.parametrize("most_rows", [1, 2, PREFILL_CHUNK, PREFILL_CHUNK + 1])
+def test_a_chunk_of_any_size_gives_the_same_answer(loop: DecodeLoop, most_rows: int) -> None:
+    asked = request([7, 3, 11] * 4)
+    loop.admit(1, asked)
+    chunks, events = 0, list[Progress | Failure]()
+    while loop.slots[1].joining:
+        events += loop.prefill(most_rows)
+        chunks += 1
+    while loop.slots[1].request is not None:
+        events += loop.step()
+    assert chunks == -(-len(asked.tokens) // min(most_rows, PREFILL_CHUNK))
+    assert answer([event for event in events if isinstance(event, Progress)]) == expected(asked)
+
+
+def test_slots_stepped_one_by_one_get_what_they_get_together(loop: DecodeLoop) -> None:
+    requests = [request([5 + i, 6, 7], max_new_tokens=20) for i in range(4)]
+    events: dict[int, list[Progress]] = {slot: [] for slot in range(4)}
+    for slot, asked in enumerate(requests):
+        loop.admit(slot, asked)
+    rounds = 0
+    while any(slot.request is not None for slot in loop.slots):
+        found = loop.step() if rounds % 3 else loop.prefill()
+        for slot in [slot for slot in loop.slots if slot.decoding and not rounds % 3]:
+            found += loop.decode_alone(slot.index)
+        for event in found:
+            assert isinstance(event, Progress)
+            events[event.slot].append(event)
+        rounds += 1
+    for slot, asked in enumerate(requests):
+        assert answer(events[slot]) == expected(asked)
+
+
 class Interrupted(HostEngine):
     """Ctrl-C strikes once, after the third launch."""
 
