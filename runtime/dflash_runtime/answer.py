@@ -1,5 +1,6 @@
 """The text side of one request: what the loop found, as steps, and in the end as a completion."""
 
+from dflash_runtime.answer_text import AnswerText
 from dflash_runtime.completion import Completion, Step, TimeSplit
 from dflash_runtime.detokenize import Detokenizer
 from dflash_runtime.loop import Progress
@@ -12,14 +13,14 @@ class Answer:
     def __init__(self, request: Request, detokenizer: Detokenizer) -> None:
         self.request = request
         self.steps: list[Step] = []
-        self._detokenizer = detokenizer
+        self._text = AnswerText(detokenizer, request.stop_strings)
 
     def push(self, progress: Progress) -> Step:
         """The step that `progress` makes.
 
         When it has a finish reason and `progress` has none, the text ended the answer: release the slot.
         """
-        self.steps.append(_step(progress, self._detokenizer))
+        self.steps.append(self._text.step(progress))
         return self.steps[-1]
 
     def completion(self, *, reused_tokens: int, seconds: TimeSplit) -> Completion:
@@ -37,21 +38,3 @@ class Answer:
             seconds=seconds,
             seed=None if self.request.sampling.greedy else self.request.sampling.seed,
         )
-
-
-def _step(progress: Progress, detokenizer: Detokenizer) -> Step:
-    """A stop token may be an ordinary one: it is left out of the text whatever it is."""
-    shown = progress.token_ids[:-1] if progress.finish_reason == "stop" else progress.token_ids
-    accepted_text = detokenizer.push(shown[: progress.accepted])
-    text = accepted_text + detokenizer.push(shown[progress.accepted :])
-    if progress.finish_reason is not None:
-        text += detokenizer.flush()
-    return Step(
-        token_ids=progress.token_ids,
-        text=text,
-        accepted=progress.accepted,
-        accepted_text=accepted_text,
-        acceptance_length=progress.acceptance_length,
-        finish_reason=progress.finish_reason,
-        block_size=progress.block_size,
-    )

@@ -1,7 +1,8 @@
 """The library's front door: load a bundle, generate text."""
 
 import secrets
-from collections.abc import Callable, Collection, Generator
+from collections.abc import Callable, Collection, Generator, Sequence
+from contextlib import closing
 from pathlib import Path
 from time import perf_counter
 from typing import Self
@@ -16,10 +17,11 @@ from dflash_engines.sampling import LIKELIEST, SamplingParameters
 from dflash_runtime.answer import Answer
 from dflash_runtime.chat_template import ChatTemplate
 from dflash_runtime.completion import Completion, Step, time_split
-from dflash_runtime.detokenize import detokenizers
+from dflash_runtime.detokenize import detokenizers, special_tokens
 from dflash_runtime.loop import DecodeLoop
 from dflash_runtime.prompt import Prompt, PromptEncoder
 from dflash_runtime.request import Request, check_request, count, token_ids
+from dflash_runtime.stop_strings import stop_strings
 
 TOKENIZER_FILE = "tokenizer.json"
 DEFAULT_MAX_NEW_TOKENS = 256
@@ -62,23 +64,25 @@ class Decoder:
         max_new_tokens: int = DEFAULT_MAX_NEW_TOKENS,
         block_size: int | None = None,
         stop_token_ids: Collection[int] | None = None,
+        stop: str | Sequence[str] | None = None,
         temperature: float = 0.0,
         top_k: int = 0,
         top_p: float = 1.0,
         min_p: float = 0.0,
         seed: int | None = None,
     ) -> Generator[Step, None, Completion]:
-        """Yield a step for every target pass until a stop token, `max_new_tokens` or the end of the context.
+        """Yield a step for every target pass until a stop, `max_new_tokens` or the end of the context.
 
         `block_size` 1 decodes without the drafter; the default is the one the drafter was trained for, or the
         engine's largest if that is smaller. `stop_token_ids` takes the place of the model's own; () stops at
-        none. `temperature` 0 takes the likeliest token; above, tokens are sampled after `top_k`, `top_p` and
+        none. The text ends before the first of the strings in `stop`, the token ids with the token that completes
+        it. `temperature` 0 takes the likeliest token; above, tokens are sampled after `top_k`, `top_p` and
         `min_p` (see SamplingParameters). The same `seed` gives the same answer at any block size; without one,
         the answer reports the one drawn for it. Raises RequestError here, not at the first step. The generator's
         own value is the whole answer; it may be dropped at any point.
         """
         sampling = sampling_parameters(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed)
-        return self.run(self.request(prompt, max_new_tokens, block_size, stop_token_ids, sampling))
+        return self.run(self.request(prompt, max_new_tokens, block_size, stop_token_ids, sampling, stop=stop))
 
     def complete(  # noqa: PLR0913, as generate
         self,
@@ -87,6 +91,7 @@ class Decoder:
         max_new_tokens: int = DEFAULT_MAX_NEW_TOKENS,
         block_size: int | None = None,
         stop_token_ids: Collection[int] | None = None,
+        stop: str | Sequence[str] | None = None,
         temperature: float = 0.0,
         top_k: int = 0,
         top_p: float = 1.0,
@@ -99,6 +104,7 @@ class Decoder:
             max_new_tokens=max_new_tokens,
             block_size=block_size,
             stop_token_ids=stop_token_ids,
+            stop=stop,
             temperature=temperature,
             top_k=top_k,
             top_p=top_p,
@@ -114,15 +120,20 @@ class Decoder:
         block_size: int | None,
         stop_token_ids: Collection[int] | None,
         sampling: SamplingParameters = LIKELIEST,
+        *,
+        stop: str | Sequence[str] | None = None,
     ) -> Request:
         """The checked request in token ids. Raises RequestError."""
         manifest, limits = self.engine.bundle.manifest, self.engine.limits
         stops = manifest.stop_token_ids if stop_token_ids is None else stop_token_ids
+        strings, special = stop_strings(stop), special_tokens(self.tokenizer)
+        named = (special[string] for string in strings if string in special)  # the text never shows these
         largest = min(manifest.block_size, max(limits.block_sizes))
         request = Request(
             tokens=self.encoder.encode(prompt),
             max_new_tokens=count("max_new_tokens", max_new_tokens),
-            stop_token_ids=frozenset(token_ids("stop_token_ids", stops)),
+            stop_token_ids=frozenset((*token_ids("stop_token_ids", stops), *named)),
+            stop_strings=strings,
             block_size=largest if block_size is None else count("block_size", block_size),
             sampling=sampling,
         )
@@ -146,13 +157,18 @@ class Decoder:
         """Yield a step for every target pass of a checked request; the generator's value is the whole answer."""
         answer = Answer(request, self._new_detokenizer())
         before, begin, seconds = self.engine.timing, perf_counter(), 0.0
-        for progress in self._loop.run(_SLOT, request):
-            step = answer.push(progress)
-            seconds += perf_counter() - begin
-            yield step
-            begin = perf_counter()  # the receiver's time is not ours
+        with closing(self._loop.run(_SLOT, request)) as passes:
+            for progress in passes:
+                step = answer.push(progress)
+                seconds += perf_counter() - begin
+                if step.finish_reason is not None:
+                    break  # whoever sees the last step may use the slot
+                yield step
+                begin = perf_counter()  # the receiver's time is not ours
         split = time_split(before, self.engine.timing, seconds)
-        return answer.completion(reused_tokens=self._loop.slots[_SLOT].reused, seconds=split)
+        completion = answer.completion(reused_tokens=self._loop.slots[_SLOT].reused, seconds=split)
+        yield step
+        return completion
 
 
 def _tokenizer(file: Path) -> Tokenizer:

@@ -29,10 +29,15 @@ class Detokenizer(Protocol):
 
 def detokenizers(tokenizer: Tokenizer) -> Callable[[], Detokenizer]:
     """Makes, for each text, the detokeniser that fits `tokenizer`'s decoder. Special tokens give no text."""
-    special = frozenset(i for i, token in tokenizer.get_added_tokens_decoder().items() if token.special)
+    special = frozenset(special_tokens(tokenizer).values())
     if isinstance(tokenizer.decoder, decoders.ByteLevel):
         return partial(ByteLevelDetokenizer, tokenizer, special)
     return partial(WindowDetokenizer, tokenizer, special)
+
+
+def special_tokens(tokenizer: Tokenizer) -> dict[str, int]:
+    """The tokens that give no text, by their names."""
+    return {token.content: i for i, token in tokenizer.get_added_tokens_decoder().items() if token.special}
 
 
 class ByteLevelDetokenizer:

@@ -20,6 +20,7 @@ class Request:
     stop_token_ids: frozenset[int]
     block_size: int
     sampling: SamplingParameters = LIKELIEST
+    stop_strings: tuple[str, ...] = ()  # for whoever makes the text; the loop knows none
 
 
 def check_request(request: Request, *, limits: Limits, manifest: Manifest) -> None:

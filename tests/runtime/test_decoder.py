@@ -5,6 +5,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from dflash_engines.backend import Buffers, Options, Run
 from dflash_engines.bundle import Bundle
@@ -335,3 +337,86 @@ def test_a_text_file_of_a_bundle_that_cannot_be_read_is_named(
     write_manifest(folder, manifest())
     with pytest.raises(BundleError, match=f"{name}.*{message}"):
         Decoder.load(folder)
+
+
+@given(data=st.data())
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_stop_strings_cut_as_a_search_of_plain_text_does(decoder: Decoder, data: st.DataObject) -> None:
+    """Any piece of the answer as a stop: inside a block, over its borders, in half a character's place."""
+    prompt = data.draw(st.lists(st.integers(4, 255), min_size=1, max_size=6))
+    new = data.draw(st.integers(1, 30))
+    tokens, reason = answer(prompt, new, STOP_TOKEN_IDS)
+    shown = tokens[:-1] if reason == "stop" else tokens
+    begin, length = data.draw(st.integers(0, 30)), data.draw(st.integers(1, 4))
+    whole = byte_tokenizer().decode(shown)
+    stop = whole[begin : begin + length] or "nowhere"
+    found = decoder.complete(prompt, max_new_tokens=new, stop=stop, block_size=data.draw(st.integers(1, BLOCK_SIZE)))
+    if stop in whole:
+        needed = next(n for n in range(1, len(shown) + 1) if stop in byte_tokenizer().decode(shown[:n]))
+        tokens, reason, whole = shown[:needed], "stop", whole[: whole.find(stop)]
+    assert found.text == whole
+    assert found.finish_reason == reason
+    if "\ufffd" not in stop:  # a broken character shows with the token after it
+        assert list(found.token_ids) == tokens
+
+
+@pytest.mark.parametrize("block_size", [1, 3, BLOCK_SIZE])
+def test_nothing_of_a_stop_string_is_shown(decoder: Decoder, block_size: int) -> None:
+    whole = byte_tokenizer().decode(answer(PROMPT)[0])
+    for begin in range(len(whole) - 3):
+        steps: list[Step] = []
+        stop = whole[begin : begin + 3]
+        found = finish(
+            decoder.generate(PROMPT, max_new_tokens=20, stop=["never", stop], stop_token_ids=(), block_size=block_size),
+            steps.append,
+        )
+        assert "".join(step.text for step in steps) == found.text == whole[: whole.find(stop)]
+        assert [step.finish_reason for step in steps] == [None] * (len(steps) - 1) + ["stop"]
+        assert all(step.text.startswith(step.accepted_text) for step in steps)
+        assert steps[-1].accepted <= len(steps[-1].token_ids)
+
+
+def test_a_stop_string_wins_over_the_budget_and_the_budget_over_a_later_one(decoder: Decoder) -> None:
+    needed = next(n for n in range(20) if "E" in byte_tokenizer().decode(answer(PROMPT)[0][:n]))
+    at_budget = decoder.complete(PROMPT, max_new_tokens=needed, stop="E", stop_token_ids=())
+    assert (at_budget.finish_reason, len(at_budget.token_ids)) == ("stop", needed)
+    after = decoder.complete(PROMPT, max_new_tokens=needed - 1, stop="E", stop_token_ids=())
+    assert (after.finish_reason, len(after.token_ids)) == ("length", needed - 1)
+
+
+def test_a_held_back_beginning_comes_with_the_end(decoder: Decoder) -> None:
+    whole = byte_tokenizer().decode(answer(PROMPT, 5)[0])
+    found = decoder.complete(PROMPT, max_new_tokens=5, stop=whole[-2:] + "!", stop_token_ids=())
+    assert (found.text, found.finish_reason) == (whole, "length")
+
+
+def test_a_special_token_as_a_stop_string_is_a_stop_token(decoder: Decoder) -> None:
+    """Its text is never shown, so a search would not find it."""
+    prompt = next(p for p in ([n] for n in range(4, 250)) if 2 in answer(p, 20)[0][1:])
+    plain = answer(prompt, 20)[0]
+    found = decoder.complete(prompt, max_new_tokens=20, stop="<|mask|>", stop_token_ids=())
+    assert (list(found.token_ids), found.finish_reason) == (plain[: plain.index(2) + 1], "stop")
+
+
+def test_the_decoder_is_free_when_the_last_step_is_seen(decoder: Decoder) -> None:
+    stop = byte_tokenizer().decode(answer(PROMPT)[0])[4]
+    for ends in ({"stop": stop}, {"stop_token_ids": STOP_TOKEN_IDS}):
+        between: list[Completion] = []
+
+        def other(step: Step, between: list[Completion] = between) -> None:
+            if step.finish_reason is not None:
+                between.append(decoder.complete([8], max_new_tokens=30, stop_token_ids=()))
+
+        found = finish(decoder.generate(PROMPT, max_new_tokens=40, **{"stop_token_ids": ()} | ends), other)  # type: ignore[arg-type]
+        assert [list(completion.token_ids) for completion in between] == [answer([8], 30)[0]]
+        assert found.seconds.host > 0
+
+
+def test_rows_behind_a_stop_string_serve_the_next_turn(decoder: Decoder) -> None:
+    tokens = answer(PROMPT)[0]
+    stop = byte_tokenizer().decode(tokens)[6]
+    first = decoder.complete(PROMPT, max_new_tokens=20, stop=stop, stop_token_ids=())
+    prompt = [*PROMPT, *first.token_ids, 50]
+    second = decoder.complete(prompt, max_new_tokens=10, stop_token_ids=())
+    assert second.reused_tokens >= len(PROMPT) + len(first.token_ids) - 1
+    assert list(second.token_ids) == answer(prompt, 10)[0]
