@@ -3,7 +3,7 @@
 It works on token ids and any engine; it knows no text and no queue.
 """
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from dataclasses import dataclass
 
 from dflash_engines.engine import Engine, Iteration
@@ -86,7 +86,7 @@ class DecodeLoop:
         rows = chunk if most_rows is None else min(most_rows, chunk)
         return self._prefill(min(joining, key=lambda slot: slot.turn), rows) if joining else []
 
-    def run(self, slot: int, request: Request) -> Iterator[Progress]:
+    def run(self, slot: int, request: Request) -> Generator[Progress, None, None]:
         """Admit `request`, step until it ends, release its slot; also when the iterator is dropped half-way.
 
         Other slots' progress is not reported. Raises the EngineError that ended the request.
@@ -119,12 +119,13 @@ class DecodeLoop:
     def _iterate(self, slots: list[Slot]) -> list[Progress | Failure]:
         """One iteration at the largest block size asked for: any block size gives the same tokens."""
         try:
-            self._engine.launch(max(slot.request.block_size for slot in slots if slot.request is not None))
+            while self._engine.can_launch:
+                self._engine.launch(max(slot.request.block_size for slot in slots if slot.request is not None))
             found = self._engine.collect()
         except BaseException:  # Ctrl-C too: what the engine found is lost, the slots' tokens are not
             self._step_back(slots)
             raise
-        return [self._commit(slot, found, row=slot.index, verified=True) for slot in slots]
+        return [self._commit(slot, found, row=slot.index, verified=True) for slot in slots if found.active[slot.index]]
 
     def _commit(self, slot: Slot, found: Iteration, *, row: int, verified: bool) -> Progress | Failure:
         if not found.finite[row]:

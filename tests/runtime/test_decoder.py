@@ -407,7 +407,7 @@ def test_the_decoder_is_free_when_the_last_step_is_seen(decoder: Decoder) -> Non
             if step.finish_reason is not None:
                 between.append(decoder.complete([8], max_new_tokens=30, stop_token_ids=()))
 
-        found = finish(decoder.generate(PROMPT, max_new_tokens=40, **{"stop_token_ids": ()} | ends), other)  # type: ignore[arg-type]
+        found = finish(decoder.generate(PROMPT, max_new_tokens=40, **{"stop_token_ids": ()} | ends), other)
         assert [list(completion.token_ids) for completion in between] == [answer([8], 30)[0]]
         assert found.seconds.host > 0
 
