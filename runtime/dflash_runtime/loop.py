@@ -70,21 +70,25 @@ class DecodeLoop:
 
     def decode_alone(self, slot: int) -> list[Progress | Failure]:
         """Like `decode`, over one slot, while the others wait."""
-        waiting = [other for other in self.slots if other.decoding and other.index != slot]
-        for other in waiting:
-            self._engine.park(other.index)
+        for other in self.slots:
+            if other.index != slot:
+                self._engine.park(other.index)
+        self._step_back([self.slots[slot]])
         try:
             return self._iterate([self.slots[slot]])
         finally:
-            for other in waiting:
-                self._place(other)
+            self._step_back([slot for slot in self.slots if slot.decoding])
+
+    @property
+    def joining(self) -> Slot | None:
+        """The slot whose prompt is computed next: the first to have joined."""
+        return min((slot for slot in self.slots if slot.joining), key=lambda slot: slot.turn, default=None)
 
     def prefill(self, most_rows: int | None = None) -> list[Progress | Failure]:
-        """A chunk of prompt, of `most_rows` if that is less than the engine's, for the first slot to have joined."""
-        joining = [slot for slot in self.slots if slot.joining]
+        """A chunk of the prompt of `joining`, of `most_rows` if that is less than the engine's."""
         chunk = self._engine.limits.prefill_chunk
         rows = chunk if most_rows is None else min(most_rows, chunk)
-        return self._prefill(min(joining, key=lambda slot: slot.turn), rows) if joining else []
+        return self._prefill(self.joining, rows) if self.joining is not None else []
 
     def run(self, slot: int, request: Request) -> Generator[Progress, None, None]:
         """Admit `request`, step until it ends, release its slot; also when the iterator is dropped half-way.
