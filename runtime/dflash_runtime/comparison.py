@@ -1,12 +1,12 @@
 """One prompt with and without the drafter, on the same engine, in turn."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from dflash_engines.sampling import LIKELIEST, SamplingParameters
 from dflash_runtime.completion import Completion, Step, decoding_speed
 from dflash_runtime.decoder import Decoder, finish
 from dflash_runtime.prompt import Prompt
+from dflash_runtime.request import Request
 
 WARM_UP_TOKENS = 4
 
@@ -38,22 +38,12 @@ def speed_ratio(comparisons: Sequence[Comparison]) -> float | None:
     return decoding_speed([comparison.drafted for comparison in comparisons]) / plain if plain else None
 
 
-def compare(
-    decoder: Decoder,
-    prompt: Prompt,
-    *,
-    max_new_tokens: int,
-    block_size: int | None,
-    sampling: SamplingParameters = LIKELIEST,
-    on_step: Callable[[Step], object],
-) -> Comparison:
+def compare(decoder: Decoder, request: Request, on_step: Callable[[Step], object]) -> Comparison:
     """Generate with the drafter, showing each step to `on_step`, then without. Neither reuses a prefix."""
     decoder.forget()
-    drafted = decoder.run(decoder.request(prompt, max_new_tokens, block_size, None, sampling))
-    with_drafter = finish(drafted, on_step)
+    drafted = finish(decoder.run(request), on_step)
     decoder.forget()
-    plain = decoder.run(decoder.request(prompt, max_new_tokens, 1, None, sampling))
-    return Comparison(drafted=with_drafter, plain=finish(plain))
+    return Comparison(drafted=drafted, plain=finish(decoder.run(replace(request, block_size=1))))
 
 
 def warm_up(decoder: Decoder, prompt: Prompt) -> None:

@@ -8,7 +8,7 @@ def test_both_answers_start_from_an_empty_slot(decoder: Decoder) -> None:
     """A prefix left by the first run would make the second one look faster."""
     steps: list[Step] = []
     warm_up(decoder, [5, 6, 7])
-    found = compare(decoder, [5, 6, 7], max_new_tokens=20, block_size=3, on_step=steps.append)
+    found = compare(decoder, decoder.request([5, 6, 7], 20, 3, None), steps.append)
     tokens, _ = plain_answer([5, 6, 7], 20, STOP_TOKEN_IDS, MAX_LEN)
     assert found.identical
     assert list(found.drafted.token_ids) == list(found.plain.token_ids) == tokens

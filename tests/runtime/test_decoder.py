@@ -265,12 +265,13 @@ def test_plain_decoding_drafts_nothing(decoder: Decoder) -> None:
 
 def test_forgetting_is_refused_while_a_generation_runs(decoder: Decoder) -> None:
     """It would go on over rows that nobody knows of."""
+    other = decoder.request([8], 2, None, None)
     steps = decoder.generate(PROMPT, max_new_tokens=20, stop_token_ids=())
     tokens = list(next(steps).token_ids)
     with pytest.raises(RequestError, match="another generation is running on this decoder"):
         decoder.forget()
     with pytest.raises(RequestError, match="another generation is running on this decoder"):
-        compare(decoder, [8], max_new_tokens=2, block_size=None, on_step=lambda step: None)
+        compare(decoder, other, lambda step: None)
     tokens += [token for step in steps for token in step.token_ids]
     assert tokens == answer(PROMPT)[0]
 

@@ -144,6 +144,22 @@ def test_a_fault_in_a_later_line_tells_its_number(run: Run, tmp_path: Path) -> N
     assert "p.jsonl:3: not UTF-8 text" in err
 
 
+def test_a_prompt_of_a_file_that_is_refused_is_named(run: Run, tmp_path: Path) -> None:
+    """After the answers to those before it, so the message alone must tell which one it was."""
+    file = write_lines(tmp_path / "p.jsonl", {"prompt": "a"}, b"", {"turns": ["b", "x" * 99]}, {"prompt": "c"})
+    for mode in ([], ["--compare"]):
+        code, out, err = run("--prompts", str(file), "--json", "--max-new-tokens", "3", *mode)
+        assert (code, len(out.splitlines())) == (2, 2)
+        assert err.startswith(f"error: {file}:3: the prompt has ")
+        assert err.count("\n") == 1
+
+
+def test_stop_may_be_given_again(run: Run) -> None:
+    whole = text_of(chat("hi"), 8)
+    code, out, _ = run("hi", "--max-new-tokens", "8", "--stop", whole[5:7], "--stop", whole[2:4])
+    assert (code, out) == (0, whole[: whole.find(whole[2:4])] + "\n")
+
+
 def test_the_total_of_several_comparisons(run: Run, tmp_path: Path) -> None:
     file = write_lines(tmp_path / "p.jsonl", {"prompt": "a"}, {"prompt": "b"})
     code, _, err = run("--prompts", str(file), "--compare", "--max-new-tokens", "5")

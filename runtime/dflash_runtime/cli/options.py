@@ -1,0 +1,43 @@
+"""The options of dflash-generate, as typer reads them."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+Bundle = Annotated[Path, typer.Argument(help="Folder that dflash-export wrote.", show_default=False)]
+PromptText = Annotated[
+    str | None, typer.Argument(help="What the user says; - reads it from stdin.", show_default=False)
+]
+PromptsFile = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE.jsonl",
+        help='Many prompts, one object a line: {"prompt": "…"} or {"turns": ["…", "…"]}.',
+        show_default=False,
+    ),
+]
+Compare = Annotated[bool, typer.Option("--compare", help="Generate with and without the drafter, and compare.")]
+Raw = Annotated[bool, typer.Option("--raw", help="Complete the prompt as plain text, without the chat template.")]
+MaxNewTokens = Annotated[int, typer.Option(help="Longest answer, in tokens.")]
+BlockSize = Annotated[
+    int | None,
+    typer.Option(
+        help="Tokens checked at once; 1 is plain decoding. Default: what the drafter was trained for.",
+        show_default=False,
+    ),
+]
+Stop = Annotated[
+    list[str] | None,
+    typer.Option(metavar="TEXT", help="End the answer before this text; may be given again.", show_default=False),
+]
+Temperature = Annotated[float, typer.Option(help="0 takes the likeliest token; above, tokens are sampled.")]
+TopK = Annotated[int, typer.Option(help="Sample among the k likeliest tokens; 0 is all.")]
+TopP = Annotated[float, typer.Option(help="Sample among the likeliest tokens of this probability.")]
+MinP = Annotated[float, typer.Option(help="Least probability, as a part of the likeliest token's.")]
+Seed = Annotated[
+    int | None, typer.Option(help="The same seed gives the same answers. Default: a fresh one.", show_default=False)
+]
+Threads = Annotated[int | None, typer.Option(help="CPU threads. Default: all.", show_default=False)]
+Backend = Annotated[str, typer.Option(help="Which engine runs the bundle.")]
+AsJson = Annotated[bool, typer.Option("--json", help="One JSON object an answer on stdout, nothing else.")]
