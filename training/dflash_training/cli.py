@@ -112,6 +112,9 @@ def responses(
     temperature: Annotated[float, typer.Option(help="Of the sampled answers.")] = 0.7,
     max_new: Annotated[int, typer.Option(help="Longest answer, in tokens.")] = 256,
     max_tokens: Annotated[int | None, typer.Option(help="Stop after so many tokens.")] = None,
+    skip: Annotated[
+        list[Path] | None, typer.Option(help="Files of answers (*.jsonl.gz): not asked again. Repeat.")
+    ] = None,
     slots: Annotated[int, typer.Option(help="Answers written at once.")] = 128,
     layer_ids: LayerIds = None,
     seed: int = 0,
@@ -128,6 +131,7 @@ def responses(
         temperature=temperature,
         seed=seed,
         max_tokens=max_tokens,
+        skip=tuple(skip or ()),
         generate=GenerateConfig(slots=slots, max_new=max_new, target_layer_ids=taps),
     )
     with _Bars() as bars:
@@ -162,6 +166,9 @@ def train(
     init: Annotated[Path | None, typer.Option(help="Go on from this z-lab drafter.")] = None,
     layers: Annotated[int, typer.Option(help="Drafter layers.")] = 4,
     block_size: int = 8,
+    block_sizes: Annotated[
+        list[int] | None, typer.Option(help="Lengths of the blocks trained on, step by step in turn. Repeat.")
+    ] = None,
     mask_token_id: Annotated[int, typer.Option(help="A token that the target never writes.")] = 4,
     layer_ids: LayerIds = None,
     sliding_window: Annotated[int, typer.Option(help="Context rows that a row sees; 0: all.")] = 0,
@@ -177,6 +184,10 @@ def train(
     reveal: Annotated[float, typer.Option(help="Share of blocks with some rows shown.")] = 0.0,
     loss_vocab: Annotated[int, typer.Option(help="Tokens that the loss scores.")] = 8192,
     validation: Annotated[int, typer.Option(help="Prompts held back.")] = 48,
+    validation_data: Annotated[
+        list[Path] | None, typer.Option(help="Folders of answers to hold back, in place of a part of --data. Repeat.")
+    ] = None,
+    ema: Annotated[float, typer.Option(help="Decay of the weights' moving average; 0: none.")] = 0.998,
     recompute: Annotated[bool, typer.Option(help="Make the states anew for every batch.")] = False,
     random_start: Annotated[bool, typer.Option(help="Don't copy the target's last layers.")] = False,
     seed: int = 0,
@@ -190,8 +201,9 @@ def train(
     config = TrainConfig(
         data=tuple(data), out=work, init=init, random_start=random_start, steps=steps,
         max_seconds=minutes * 60 if minutes else None, batch_size=batch_size, anchors=anchors,
-        loss_vocab=loss_vocab, reveal=reveal, validation=validation, recompute=recompute, seed=seed,
-        dtype=loaded.dtype,
+        loss_vocab=loss_vocab, reveal=reveal, validation=validation,
+        validation_data=tuple(validation_data or ()), block_sizes=tuple(block_sizes or ()),
+        recompute=recompute, seed=seed, dtype=loaded.dtype,
         drafter=DrafterOptions(
             num_hidden_layers=layers, block_size=block_size, mask_token_id=mask_token_id,
             target_layer_ids=tuple(layer_ids) if layer_ids else None, sliding_window=sliding_window,
@@ -199,7 +211,7 @@ def train(
         loss=LossConfig(
             weighting="dpace" if weighting == "dpace" else "exponential", distill=distill, regression=regression
         ),
-        optimiser=OptimiserConfig(name="muon" if muon else "adamw", learning_rate=learning_rate),
+        optimiser=OptimiserConfig(name="muon" if muon else "adamw", learning_rate=learning_rate, ema=ema),
     )  # fmt: skip
     with _Bars() as bars:
         report = train_and_export(loaded, config, out, on_step=bars.on_step)
