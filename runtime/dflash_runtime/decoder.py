@@ -153,9 +153,13 @@ class Decoder:
         if self._loop.slots[_SLOT].request is not None:
             raise RequestError("another generation is running on this decoder; finish or close it first")
 
+    def answer(self, request: Request) -> Answer:
+        """An answer to `request`, still empty, for whoever drives the loop."""
+        return Answer(request, self._new_detokenizer())
+
     def run(self, request: Request) -> Generator[Step, None, Completion]:
         """Yield a step for every target pass of a checked request; the generator's value is the whole answer."""
-        answer = Answer(request, self._new_detokenizer())
+        answer = self.answer(request)
         before, begin, seconds = self.engine.timing, perf_counter(), 0.0
         with closing(self._loop.run(_SLOT, request)) as passes:
             for progress in passes:
