@@ -8,6 +8,7 @@ from typing import Any, NoReturn, Self
 
 from jinja2 import Environment, TemplateError, TemplateSyntaxError, nodes
 from jinja2.ext import Extension, loopcontrols
+from jinja2.meta import find_undeclared_variables
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -18,17 +19,21 @@ from dflash_engines.errors import BundleError, RequestError
 Message = Mapping[str, Any]  # role, content, and what the template makes use of
 TEMPLATE_FILE = "chat_template.jinja"
 CONFIG_FILE = "tokenizer_config.json"
+_NOTHING: Mapping[str, Any] = {}
 
 
 class ChatTemplate:
     """Renders chat messages to the text that the model was trained on."""
 
     def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
+        environment = _environment()
         try:
-            self._template = _environment().from_string(source)
+            self._template = environment.from_string(source)
+            self.variables = frozenset(find_undeclared_variables(environment.parse(source)))  # that it makes use of
         except TemplateSyntaxError as e:
             raise BundleError(f"the bundle's chat template can't be read: {e}") from e
-        self._special_tokens = special_tokens
+        self.source = source
+        self._special_tokens = dict(special_tokens)
 
     @classmethod
     def of(cls, bundle: Bundle) -> Self | None:
@@ -40,16 +45,19 @@ class ChatTemplate:
             source = _default_template(config.chat_template)
         return cls(source, _special_tokens(config.model_extra or {})) if source else None
 
-    def render(self, messages: Sequence[Message]) -> str:
-        """The prompt for the assistant's next turn. Raises RequestError when the template refuses."""
+    def render(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        variables: Mapping[str, Any] = _NOTHING,
+    ) -> str:
+        """The prompt for the assistant's next turn. Raises RequestError when the template refuses.
+
+        `variables` are the template's own, such as enable_thinking.
+        """
+        given = {"documents": None} | self._special_tokens | dict(variables)
         try:
-            return self._template.render(
-                messages=messages,
-                tools=None,
-                documents=None,
-                add_generation_prompt=True,
-                **self._special_tokens,
-            )
+            return self._template.render(given | {"messages": messages, "tools": tools, "add_generation_prompt": True})
         except (TemplateError, TypeError, KeyError, ValueError) as e:
             raise RequestError(f"the model's chat template refuses these messages: {e}") from e
 

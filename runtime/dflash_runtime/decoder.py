@@ -153,9 +153,12 @@ class Decoder:
         if self._loop.slots[_SLOT].request is not None:
             raise RequestError("another generation is running on this decoder; finish or close it first")
 
-    def answer(self, request: Request) -> Answer:
-        """An answer to `request`, still empty, for whoever drives the loop."""
-        return Answer(request, self._new_detokenizer())
+    def answer(self, request: Request, shown: Collection[str] = ()) -> Answer:
+        """An answer to `request`, still empty, for whoever drives the loop.
+
+        Its text has the special tokens named in `shown`; no others.
+        """
+        return Answer(request, self._new_detokenizer(shown))
 
     def run(self, request: Request) -> Generator[Step, None, Completion]:
         """Yield a step for every target pass of a checked request; the generator's value is the whole answer."""

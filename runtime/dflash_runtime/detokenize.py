@@ -6,8 +6,7 @@ quadratic time on them.
 
 import codecs
 import re
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Collection
 from typing import Protocol
 
 from tokenizers import Tokenizer, decoders
@@ -27,12 +26,24 @@ class Detokenizer(Protocol):
         ...
 
 
-def detokenizers(tokenizer: Tokenizer) -> Callable[[], Detokenizer]:
-    """Makes, for each text, the detokeniser that fits `tokenizer`'s decoder. Special tokens give no text."""
-    special = frozenset(special_tokens(tokenizer).values())
-    if isinstance(tokenizer.decoder, decoders.ByteLevel):
-        return partial(ByteLevelDetokenizer, tokenizer, special)
-    return partial(WindowDetokenizer, tokenizer, special)
+class NewDetokenizer(Protocol):
+    """Begins a text."""
+
+    def __call__(self, shown: Collection[str] = ()) -> Detokenizer:
+        """Of the special tokens, those named in `shown` give their name as text, the others none."""
+        ...
+
+
+def detokenizers(tokenizer: Tokenizer) -> NewDetokenizer:
+    """Makes, for each text, the detokeniser that fits `tokenizer`'s decoder."""
+    special = special_tokens(tokenizer)
+    byte_level = isinstance(tokenizer.decoder, decoders.ByteLevel)
+    kind = ByteLevelDetokenizer if byte_level else WindowDetokenizer
+
+    def detokenizer(shown: Collection[str] = ()) -> Detokenizer:
+        return kind(tokenizer, frozenset(i for name, i in special.items() if name not in shown))
+
+    return detokenizer
 
 
 def special_tokens(tokenizer: Tokenizer) -> dict[str, int]:
@@ -90,8 +101,12 @@ class WindowDetokenizer:
         return self._tell(self._untold())
 
     def _untold(self) -> str:
-        told = self._tokenizer.decode(self._context)
-        return self._tokenizer.decode(self._context + self._held)[len(told) :]
+        told = self._decode(self._context)
+        return self._decode(self._context + self._held)[len(told) :]
+
+    def _decode(self, token_ids: list[int]) -> str:
+        text: str = self._tokenizer.decode(token_ids, skip_special_tokens=False)
+        return text
 
     def _tell(self, text: str) -> str:
         if self._held:

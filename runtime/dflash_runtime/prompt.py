@@ -1,7 +1,7 @@
 """A prompt, in any of its forms, to token ids."""
 
 from collections.abc import Mapping, Sequence
-from typing import TypeGuard
+from typing import Any, TypeGuard
 
 from tokenizers import Tokenizer
 
@@ -34,12 +34,24 @@ class PromptEncoder:
         raise RequestError("a prompt is text, a list of token ids, or a list of messages with role and content")
 
     def _encode_chat(self, messages: Sequence[Message]) -> tuple[int, ...]:
+        return self.encode_rendered(self.render(messages))
+
+    def render(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        variables: Mapping[str, Any] = {},
+    ) -> str:
+        """Messages as text, by the model's own template (see ChatTemplate.render). Raises RequestError."""
         if self.template is None:
             raise RequestError("this model has no chat template; give the prompt as text or token ids")
         for index, message in enumerate(messages):
             _check_message(index, message)
-        text = _encodable(self.template.render(messages))
-        return tuple(self._tokenizer.encode(text, add_special_tokens=False).ids)
+        return self.template.render(messages, tools, variables)
+
+    def encode_rendered(self, text: str) -> tuple[int, ...]:
+        """Token ids of rendered messages: the template has placed all special tokens."""
+        return tuple(self._tokenizer.encode(_encodable(text), add_special_tokens=False).ids)
 
 
 def _are_ids(prompt: Prompt) -> TypeGuard[Sequence[int]]:
@@ -51,7 +63,9 @@ def _are_messages(prompt: Prompt) -> TypeGuard[Sequence[Message]]:
 
 
 def _check_message(index: int, message: Message) -> None:
-    wrong = next((key for key in ("role", "content") if not isinstance(message.get(key), str)), None)
+    """A message that calls tools may be without content."""
+    needed = ("role",) if message.get("tool_calls") and message.get("content") is None else ("role", "content")
+    wrong = next((key for key in needed if not isinstance(message.get(key), str)), None)
     if wrong is not None:
         raise RequestError(f"message {index} has no text as its {wrong!r}; give each a role and a content")
 

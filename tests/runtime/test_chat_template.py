@@ -46,6 +46,28 @@ CONVERSATIONS: dict[str, list[Message]] = {
 }
 SPECIAL_TOKENS = {"bos_token": "<|start|>", "eos_token": "<|end|>"}
 
+TOOLS_TEMPLATE = (
+    "{% if tools %}{% for t in tools %}{{ t | tojson }}\n{% endfor %}{% endif %}"
+    "{% if enable_thinking is defined and enable_thinking is false %}quick{% endif %}{{ messages[0].content }}"
+)
+TOOL = {"type": "function", "function": {"name": "größe", "parameters": {"type": "object", "properties": {}}}}
+
+
+@pytest.mark.parametrize("tools", [None, [TOOL]])
+@pytest.mark.parametrize("variables", [{}, {"enable_thinking": False}, {"enable_thinking": True}])
+def test_tools_and_variables_of_the_template_are_transformers(
+    tools: list[dict[str, object]] | None, variables: dict[str, bool]
+) -> None:
+    transformers = pytest.importorskip("transformers")
+    messages = CONVERSATIONS["one turn"]
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=byte_tokenizer())
+    expected = tokenizer.apply_chat_template(
+        messages, tools=tools, chat_template=TOOLS_TEMPLATE, tokenize=False, **variables
+    )
+    template = ChatTemplate(TOOLS_TEMPLATE, {})
+    assert template.render(messages, tools, variables) == expected
+    assert {"tools", "enable_thinking"} <= template.variables
+
 
 @pytest.mark.parametrize("conversation", CONVERSATIONS)
 @pytest.mark.parametrize("name", TEMPLATES)

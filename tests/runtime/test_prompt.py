@@ -55,3 +55,10 @@ def test_half_a_surrogate_pair_is_refused(encoder: PromptEncoder) -> None:
 def test_messages_without_a_template_are_refused(tokenizer: Tokenizer) -> None:
     with pytest.raises(RequestError, match="no chat template"):
         PromptEncoder(tokenizer, None).encode([{"role": "user", "content": "hi"}])
+
+
+def test_a_message_that_calls_tools_may_be_without_content(encoder: PromptEncoder) -> None:
+    call = {"function": {"name": "f", "arguments": {}}}
+    encoder.encode([{"role": "assistant", "content": None, "tool_calls": [call]}])
+    with pytest.raises(RequestError, match="message 0 has no text as its 'content'"):
+        encoder.encode([{"role": "assistant", "content": None, "tool_calls": []}])
