@@ -112,7 +112,7 @@ def _call_sizes(call: Call) -> tuple[int, int, int]:
     if call.program == "target":
         slots, rows_in = call.inputs["tokens"].shape
         return slots, rows_in, call.inputs["rows"].shape[1]
-    slots, rows = call.inputs["tokens" if call.program == "draft" else "block"].shape
+    slots, rows = call.inputs["tokens" if call.program.startswith("draft") else "block"].shape
     return slots, rows, rows
 
 

@@ -46,6 +46,7 @@ DraftVocab = Annotated[int, typer.Option(help="Let the drafter propose only the 
 Counts = Annotated[
     Path | None, typer.Option(help="Counts for --draft-vocab; default: the drafter's token_counts.json.")
 ]
+DraftNoise = Annotated[bool, typer.Option(help="Add the drafter that draws with the noise of sampled answers.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of the table.")]
 
 
@@ -82,6 +83,7 @@ def pair(
     hidden_output: Hidden = False,
     draft_vocab: DraftVocab = 0,
     draft_vocab_counts: Counts = None,
+    draft_noise: DraftNoise = False,
     as_json: Json = False,
 ) -> None:
     """Export TARGET and DRAFTER to the bundle OUT (the default command)."""
@@ -92,6 +94,7 @@ def pair(
         draft_precision=draft_precision, max_len=max_len, prefill_chunk=prefill_chunk,
         max_batch=max_batch, block_sizes=_sizes(block_sizes), hidden_output=hidden_output,
         draft_vocab=draft_vocab, draft_vocab_counts=draft_vocab_counts,
+        draft_noise=draft_noise,
     )  # fmt: skip
     _export(request, as_json)
 

@@ -6,9 +6,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from dflash_engines.contract import MASK_WORD_BITS, Program
 from dflash_engines.golden import BEST, SLOTS, Call, Golden, Runner, digest
 
 Tokens = Sequence[int]
+_DRAWN = {"seed": np.array([7, 2**59 + 11]), "draft_temperature": np.array([0.9, 0.0], np.float32)}
 
 
 def _prefill(slot: int, tokens: Tokens, start: int) -> Call:
@@ -35,6 +37,9 @@ def _iteration(
     at = {"start": start, "length": length}
     draft = Call(program="draft", first_slot=0, inputs={"tokens": tokens, **at})
     yield draft, (drafted := runner.run(draft))
+    if "draft_noise" in runner.arena.programs:
+        drawn = Call(program="draft_noise", first_slot=0, inputs={"tokens": tokens, **at, **_DRAWN})
+        yield drawn, runner.run(drawn)
     rows = np.tile(np.arange(block_size), (len(anchors), 1))
     target = Call(program="target", first_slot=0, inputs={"tokens": drafted["block"], "rows": rows, **at})
     yield target, (found := runner.run(target))
@@ -53,6 +58,7 @@ def _accept_calls(runner: Runner, inputs: dict[str, NDArray[Any]]) -> list[Call]
         "min_p": np.array([0.0, 0.5], np.float32),
         "top_k": np.array([0, 3]),
         "top_p": np.array([0.75, 1.0], np.float32),
+        "grammar_mask": _masks(runner.arena.programs["target"], inputs[BEST]),
     }
     offered = inputs | rules
     calls = []
@@ -61,6 +67,15 @@ def _accept_calls(runner: Runner, inputs: dict[str, NDArray[Any]]) -> list[Call]
             used = [BEST, *(b.name for b in program.inputs if b.name != "logits")]
             calls.append(Call(program=name, first_slot=0, inputs={key: offered[key] for key in used}))
     return calls
+
+
+def _masks(target: Program, best: NDArray[np.int64]) -> NDArray[np.int32]:
+    """[B, R, W]: two of three tokens are allowed, the best one of every row too."""
+    vocab_size = int(next(b for b in target.outputs if b.name == "logits").shape[-1])
+    allowed = np.arange(-(-vocab_size // MASK_WORD_BITS) * MASK_WORD_BITS) % 3 > 0
+    rows = np.tile(allowed, (*best.shape, 1))
+    np.put_along_axis(rows, best[..., None], True, -1)
+    return np.packbits(rows, axis=-1, bitorder="little").view(np.int32)
 
 
 def record(oracle: Runner, prompts: Sequence[Tokens], block_size: int, mask: int, tolerance: float) -> Golden:

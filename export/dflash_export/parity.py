@@ -15,7 +15,7 @@ from dflash_engines import contract
 from dflash_engines.backend import Programs
 from dflash_engines.contract import AcceptVariant, Limits
 from dflash_engines.errors import CheckpointError
-from dflash_engines.golden import Call, Runner
+from dflash_engines.golden import Arrays, Call, Runner
 from dflash_engines.host_engine import declared_programs
 from dflash_engines.manifest import Manifest, Parity, Precision
 from dflash_export.checkpoint import TargetModel
@@ -75,12 +75,13 @@ def target_calls(prompt: Tokens, chunk: int) -> list[Call]:
     return calls
 
 
-def draft_call(prompt: Tokens, start: int, block_size: int, mask_token_id: int) -> Call:
-    """A block drafted with prompt[start] as anchor."""
+def draft_call(prompt: Tokens, start: int, block_size: int, mask_token_id: int, program: str = "draft") -> Call:
+    """A block drafted with prompt[start] as anchor; each start has noise of its own."""
     tokens = np.full((1, block_size), mask_token_id, np.int64)
     tokens[0, 0] = prompt[start]
-    return Call(program="draft", first_slot=0, inputs={
-        "tokens": tokens, "start": np.array([start]), "length": np.array([start + block_size])})  # fmt: skip
+    at = {"tokens": tokens, "start": np.array([start]), "length": np.array([start + block_size])}
+    noise = {"seed": np.array([start]), "draft_temperature": np.array([0.8], np.float32)}
+    return Call(program=program, first_slot=0, inputs=at | (noise if program == "draft_noise" else {}))
 
 
 def worst(difference: float, off: NDArray[np.floating[Any]]) -> float:
@@ -99,25 +100,38 @@ def target_parity(reference: Reference, runner: Runner, chunk: int) -> Parity:
     return Parity(largest_difference=difference / reference.scale, argmax_agreement=agree / rows, rows=rows)
 
 
-def draft_parity(reference: Reference, compiled: Runner, oracle: Runner, block_size: int, mask_token_id: int) -> Parity:
-    """The compiled drafter against its torch module, both after the compiled and the torch target's prefill."""
-    difference, agree, rows = 0.0, 0, 0
+def draft_parity(
+    reference: Reference, compiled: Runner, oracle: Runner, block_size: int, mask_token_id: int
+) -> dict[str, Parity]:
+    """The compiled drafters against their torch modules, after the compiled and the torch target's prefill."""
+    names = [name for name in compiled.arena.programs if name.startswith("draft")]
+    found = dict.fromkeys(names, Parity(largest_difference=0.0, argmax_agreement=0.0, rows=0))
     for prompt in reference.prompts:
         for runner in (compiled, oracle):
             for call in target_calls(prompt, len(prompt)):
                 runner.run(call)
         for start in range(2, len(prompt), 7)[::-1]:  # from the end: a block leaves its rows behind
-            call = draft_call(prompt, start, block_size, mask_token_id)
-            found, wanted = compiled.run(call), oracle.run(call)
-            difference = worst(difference, found["confidence"] - wanted["confidence"])
-            agree += int((found["block"] == wanted["block"])[:, 1:].sum())
-            rows += block_size - 1
-    return Parity(largest_difference=difference, argmax_agreement=agree / rows, rows=rows)
+            for name in names:
+                call = draft_call(prompt, start, block_size, mask_token_id, name)
+                found[name] = _with_block(found[name], compiled.run(call), oracle.run(call))
+    return found
+
+
+def _with_block(before: Parity, found: Arrays, wanted: Arrays) -> Parity:
+    """The tally with another block; confidences are compared where both drafted the same token."""
+    same = (found["block"] == wanted["block"])[:, 1:]
+    off = np.where(same, (found["confidence"] - wanted["confidence"])[:, 1:], 0)
+    rows = before.rows + same.size
+    return Parity(
+        largest_difference=worst(before.largest_difference, off),
+        argmax_agreement=(before.argmax_agreement * before.rows + int(same.sum())) / rows,
+        rows=rows,
+    )
 
 
 def accept_call(variant: AcceptVariant, vocab_size: int, rows: int, seed: int) -> Call:
     """Random logits and rules. No draft is right, so that every row's token shows in `sampled` alone."""
-    random = np.random.default_rng(seed)
+    random, words = np.random.default_rng(seed), contract.weightless(vocab_size).mask_words
     inputs: dict[str, NDArray[Any]] = {
         "logits": random.normal(scale=3, size=(1, rows, vocab_size)).astype(np.float32),
         "block": np.zeros((1, rows), np.int64),
@@ -130,6 +144,7 @@ def accept_call(variant: AcceptVariant, vocab_size: int, rows: int, seed: int) -
         "min_p": random.choice([0.0, 0.02], 1).astype(np.float32),
         "top_k": random.choice([0, 1, 40], 1),
         "top_p": random.choice([0.5, 0.95, 1.0], 1).astype(np.float32),
+        "grammar_mask": random.integers(-(2**31), 2**31, (1, rows, words), np.int32),
     }
     used = [b.name for b in contract.accept(contract.weightless(vocab_size), variant).inputs]
     return Call(program=variant.name, first_slot=0, inputs={name: inputs[name] for name in used})
@@ -153,13 +168,14 @@ def check_parity(reference: Reference, programs: Programs, modules: Modules, man
     compiled, oracle = (Runner(p, declared, limits) for p in (programs, PytorchPrograms(modules)))
     found = {
         "target": target_parity(reference, compiled, chunk=min(33, longest)),
-        "draft": draft_parity(reference, compiled, oracle, block_size, mask),
+        **draft_parity(reference, compiled, oracle, block_size, mask),
         **{v.name: accept_parity(v, compiled, oracle, manifest.geometry.vocab_size) for v in modules.accepts},
     }
     for variant in modules.accepts:
         _pass(variant.name, found[variant.name], SAME_TOKENS)
-    for program, precision in (("target", manifest.precision), ("draft", manifest.draft_precision)):
-        _pass(program, found[program], GATES[precision, program])
+    _pass("target", found["target"], GATES[manifest.precision, "target"])
+    for name in (program.name for program in declared if program.name.startswith("draft")):
+        _pass(name, found[name], GATES[manifest.draft_precision, "draft"])
     return found
 
 

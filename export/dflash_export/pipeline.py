@@ -57,12 +57,13 @@ class ExportRequest:
     prefill_chunk: int = 128
     block_sizes: tuple[int, ...] | None = None  # the drafter's own when None
     hidden_output: bool = False
+    draft_noise: bool = False  # also the drafter that draws with accept's noise
     draft_vocab: int = 0  # tokens the drafter may propose, the most used ones; 0 is all
     draft_vocab_counts: Path | None = None  # the drafter's own token_counts.json when None
 
     def precision_of(self, program: str) -> Precision:
         """The number format of a program's weights."""
-        return (self.draft_precision or self.precision) if program == "draft" else self.precision
+        return (self.draft_precision or self.precision) if program.startswith("draft") else self.precision
 
 
 def export(request: ExportRequest, report: Report = lambda _: None) -> Bundle:
@@ -137,10 +138,12 @@ def _hidden_folder(out: Path) -> Iterator[Path]:
 
 def _write_programs(folder: Path, modules: Modules, request: ExportRequest, report: Report) -> None:
     geometry = modules.geometry
-    programs = (
+    programs = [
         (modules.target, contract.target(geometry, hidden_output=request.hidden_output)),
         (modules.draft, contract.draft(geometry)),
-    )
+    ]
+    if request.draft_noise:
+        programs.append((modules.draft_noise, contract.draft(geometry, noise=True)))
     with WeightFile(folder / "weights.bin") as weights:
         for module, program in programs:
             report(f"tracing {program.name}")
@@ -169,7 +172,7 @@ def _rewritten(model: ir.Model, program: Program, precision: Precision) -> ir.Mo
     rewrite.strip(model)
     if precision == "fp32":
         return model
-    if program.name == "draft":
+    if program.name.startswith("draft"):
         rewrite.fold_transposes(model.graph)  # the head too: drafts may be inexact, the target's head may not
     return ir.serde.deserialize_model(int8_weights(ir.serde.serialize_model(model), _KEEP))
 
@@ -198,11 +201,16 @@ def _manifest(
         precision=request.precision,
         draft_precision=request.precision_of("draft"),
         hidden_output=request.hidden_output,
-        programs={name: f"{name}.onnx" for name in ("target", "draft", *(v.name for v in modules.accepts))},
+        programs={name: f"{name}.onnx" for name in _program_names(request, modules)},
         parity={},
         exporter={package: version(package) for package in _VERSIONS},
         files={},
     )
+
+
+def _program_names(request: ExportRequest, modules: Modules) -> tuple[str, ...]:
+    drafts = ("draft", "draft_noise") if request.draft_noise else ("draft",)
+    return ("target", *drafts, *(variant.name for variant in modules.accepts))
 
 
 def _save_golden(

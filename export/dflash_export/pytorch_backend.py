@@ -28,6 +28,7 @@ class PytorchPrograms:
         self.modules: Mapping[str, nn.Module] = {
             "target": modules.target,
             "draft": modules.draft,
+            "draft_noise": modules.draft_noise,
             **{variant.name: module for variant, module in modules.accepts.items()},
         }
 

@@ -11,7 +11,7 @@ from dflash_export.checkpoint import Checkpoint, TargetModel, load_target
 from dflash_export.drafter_config import DrafterConfig
 from dflash_export.programs import accept
 from dflash_export.programs.accept import Accept
-from dflash_export.programs.draft import Draft
+from dflash_export.programs.draft import Draft, DraftNoise
 from dflash_export.programs.target import Target
 
 
@@ -21,6 +21,7 @@ class Modules:
 
     target: Target
     draft: Draft
+    draft_noise: DraftNoise
     accepts: dict[AcceptVariant, Accept]
     geometry: Geometry
 
@@ -46,9 +47,11 @@ def assemble(models: Pair, *, draft_vocab: torch.Tensor | None, hidden_output: b
     loaded, drafter = models.target, models.drafter
     loaded.model.set_attn_implementation(seams.IMPLEMENTATION)
     seams.fuse_norms(loaded.model)
+    draft = Draft(drafter, loaded.embedding, loaded.head, draft_vocab).eval()
     return Modules(
         target=Target(loaded, drafter, hidden_output=hidden_output).eval(),
-        draft=Draft(drafter, loaded.embedding, loaded.head, draft_vocab).eval(),
+        draft=draft,
+        draft_noise=DraftNoise(draft).eval(),
         accepts=accept.variants(drafter.config.mask_token_id),
         geometry=pair.geometry(loaded, drafter.config),
     )

@@ -31,8 +31,13 @@ def weights(logits: Tensor, temperature: Tensor) -> Tensor:
     """
     steepness = torch.where(temperature < GREEDY_BELOW, _STEEPEST, 1 / temperature.clamp(min=GREEDY_BELOW))
     weight = torch.exp((logits - logits.amax(-1, keepdim=True)) * steepness[:, None, None])
-    rest = -logits.shape[-1] % _ALIGN
+    rest = padded(logits.shape[-1]) - logits.shape[-1]
     return F.pad(weight, (0, rest)) if rest else weight
+
+
+def padded(vocab_size: int) -> int:
+    """P, the size of padded weights."""
+    return vocab_size + -vocab_size % _ALIGN
 
 
 def above(weight: Tensor, threshold: Tensor) -> Tensor:
@@ -66,14 +71,15 @@ def race(weight: Tensor, seed: Tensor, position: Tensor, temperature: Tensor) ->
     mass = grouped.sum(-1)
     mass = torch.where(greedy, mass.clamp(max=1), mass)  # equally good tokens count once
     group_ids = weight.shape[-1] + torch.arange(grouped.shape[2], device=weight.device)
-    group = _winner(mass, greedy, seed, position, group_ids)[..., None]  # [B, R, 1]
+    group = winner(mass, greedy, seed, position, group_ids)[..., None]  # [B, R, 1]
     members = torch.gather(grouped, 2, group[..., None].expand(-1, -1, -1, GROUP))[:, :, 0]
     token_ids = group * GROUP + torch.arange(GROUP, device=weight.device)
-    best = _winner(members, greedy, seed, position, token_ids)
+    best = winner(members, greedy, seed, position, token_ids)
     return group[..., 0] * GROUP + best
 
 
-def _winner(weight: Tensor, greedy: Tensor, seed: Tensor, position: Tensor, ids: Tensor) -> Tensor:
+def winner(weight: Tensor, greedy: Tensor, seed: Tensor, position: Tensor, ids: Tensor) -> Tensor:
+    """The place [B,R] of the winner among weights [B,R,N] of `ids`; in a greedy slot of the first largest one."""
     exponential = noise.exponentials(noise.draws(seed, position, ids))
     return (weight / torch.where(greedy, 1, exponential)).argmax(-1)
 
