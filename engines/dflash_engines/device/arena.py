@@ -73,6 +73,6 @@ def check_fits(device: Device, nbytes: int) -> None:
     memory = device.memory()
     if memory is not None and nbytes > memory[0]:
         raise EngineError(
-            f"caches and buffers need {nbytes / 1e9:.2f} GB, {device.name} has {memory[0] / 1e9:.2f} of "
-            f"{memory[1] / 1e9:.2f} GB free; ask for a smaller max_len or fewer slots"
+            f"caches and buffers need {nbytes / 1e6:,.1f} MB, {device.name} has {memory[0] / 1e6:,.1f} of "
+            f"{memory[1] / 1e6:,.1f} MB free; ask for a smaller max_len or fewer slots"
         )

@@ -3,9 +3,10 @@
 What an iteration leaves for the next one (each slot's token, row and length) stays on the device.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,6 +32,13 @@ from dflash_engines.sampling import LIKELIEST, SamplingParameters
 if TYPE_CHECKING:
     from dflash_engines.bundle import Bundle
 
+
+class _Owned(Protocol):
+    def release(self) -> None:
+        """Give it back."""
+
+
+_Part = TypeVar("_Part", bound=_Owned)
 _FUSED = 0  # the one part of an iteration that is launched as a whole
 _DRAFT, _TARGET, _ACCEPT = range(3)  # the parts of one that waits for masks in between
 
@@ -73,16 +81,29 @@ class DeviceEngine:
     ) -> None:
         self.pair, self.device, self.programs, self.limits, self.settings = pair, device, programs, limits, settings
         self._row_sizes = sorted({*limits.block_sizes, settings.plain_rows})
-        self.watchdog = Watchdog(device, settings.patience)
-        self.arena = DeviceArena(device, pair.programs, limits, self._row_sizes[-1])
         self._clock = Clock(device)
-        self._positions = Positions(self.arena, limits, pair.mask_token_id)
-        self._flight = Flight(self.arena, self._positions, self.watchdog, settings.run_ahead + 1)
-        self._prefill = Prefill(self.arena, programs, limits, pair.mask_token_id, self.watchdog)
-        self._workshop = Workshop(self.arena, programs, limits, settings.graphs)
         self._laid_out: tuple[GraphKey, int] | None = None  # for which work, and how many rows in use
         self._begun: _Begun | None = None
         self._closed = False
+        with ExitStack() as owned:  # what was made goes back when the rest can't be
+            owned.callback(self._close_device)
+            self.watchdog = Watchdog(device, settings.patience)
+            owned.callback(self.watchdog.release)
+            self._make_parts(owned)
+            self._owned = owned.pop_all()
+
+    def _make_parts(self, owned: ExitStack) -> None:
+        def kept(part: _Part) -> _Part:
+            owned.callback(self._unless_lost, part.release)
+            return part
+
+        device, limits, mask_token_id = self.device, self.limits, self.pair.mask_token_id
+        kept(self.programs)
+        self.arena = kept(DeviceArena(device, self.pair.programs, limits, self._row_sizes[-1]))
+        self._positions = Positions(self.arena, limits, mask_token_id)
+        self._flight = kept(Flight(self.arena, self._positions, self.watchdog, self.settings.run_ahead + 1))
+        self._prefill = kept(Prefill(self.arena, self.programs, limits, mask_token_id, self.watchdog))
+        self._workshop = kept(Workshop(self.arena, self.programs, limits, self.settings.graphs))
 
     @property
     def bundle(self) -> "Bundle":
@@ -213,13 +234,16 @@ class DeviceEngine:
         if self._closed:
             return
         self._closed = True
-        self.watchdog.release()
-        if self.device.lost is not None:
-            return  # nothing can be given back to it
-        self.device.synchronize()
-        for owned in (self._workshop.graphs, self.programs, self._prefill, self._flight, self.arena):
-            owned.release()
-        self.device.close()
+        self._unless_lost(self.device.synchronize)
+        self._owned.close()
+
+    def _close_device(self) -> None:
+        self._unless_lost(self.device.close)
+
+    def _unless_lost(self, give_back: Callable[[], None]) -> None:
+        """Nothing can be given back to a device that is lost; the end of the process does it."""
+        if self.device.lost is None:
+            give_back()
 
     def _rest(self) -> None:
         """Raises EngineError while an iteration waits for masks: it works on the slots' caches."""

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from dflash_engines.device.device import Device, Graph
-from dflash_engines.errors import CaptureError, EngineError
+from dflash_engines.errors import CaptureError, DeviceError, EngineError
 
 log = logging.getLogger(__name__)
 Work = Callable[[], None]
@@ -38,7 +38,7 @@ class _Recorded:
     """A key's work, part by part."""
 
     parts: Sequence[Work]
-    graphs: Sequence[Graph]  # none when the work runs plainly
+    graphs: list[Graph]  # none when the work runs plainly
     addresses: Addresses
 
 
@@ -63,8 +63,12 @@ class GraphCache:
         graphs: list[Graph] = []
         if not self.refusal:
             try:
-                graphs = [self._capture(part) for part in parts]
-            except CaptureError as e:
+                for part in parts:
+                    graphs.append(self._capture(part))
+            except DeviceError:
+                raise
+            except EngineError as e:  # it ran before, so what fails is the recording
+                self._drop(graphs)
                 log.warning("iterations of %s run without a graph: %s", key, e)
                 self.counts.reason = str(e)
         else:
@@ -86,9 +90,12 @@ class GraphCache:
     def release(self) -> None:
         """Give all graphs back."""
         for recorded in self._recorded.values():
-            for graph in recorded.graphs:
-                self.device.drop(graph)
+            self._drop(recorded.graphs)
         self._recorded.clear()
+
+    def _drop(self, graphs: list[Graph]) -> None:
+        while graphs:
+            self.device.drop(graphs.pop())
 
     def _capture(self, part: Work) -> Graph:
         graph = self.device.capture(part)

@@ -41,6 +41,10 @@ class Workshop:
         self.graphs.record(work.key, work.parts())
         self._made[work.key] = (work, shares)
 
+    def release(self) -> None:
+        """Give the graphs back."""
+        self.graphs.release()
+
     def _run_and_time(self, work: IterationWork) -> Shares:
         device = self._arena.device
         marks = [device.event() for _ in range(len(work.stages) + 1)]
