@@ -5,8 +5,8 @@ Dimensions are named: B slots, S rows in, R rows out, K block, V vocabulary, M c
 This module knows names, types and shapes; it knows no backend and touches no file.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
 
 from dflash_engines.errors import ContractError
@@ -138,11 +138,32 @@ class AcceptVariant:
                  "bias": self.bias, "mask": self.grammar_mask, "penalties": self.penalties}  # fmt: skip
         return "_".join(["accept", *(mark for mark, used in marks.items() if used)])
 
+    @property
+    def rules(self) -> tuple[str, ...]:
+        """The names of the inputs that say how to decode, in graph order."""
+        return tuple(b.name for b in _rule_inputs(weightless(0), self))
+
+    def covers(self, other: "AcceptVariant") -> bool:
+        """Whether this one can do all that `other` can."""
+        return all(getattr(self, f.name) >= getattr(other, f.name) for f in fields(self))
+
 
 GREEDY = AcceptVariant()
 SAMPLING = AcceptVariant(sampling=True)
 FILTERED = AcceptVariant(sampling=True, filters=True)
-ACCEPT_VARIANTS = (GREEDY, SAMPLING, FILTERED)  # those that a bundle holds, the cheapest first
+CONSTRAINED = AcceptVariant(grammar_mask=True)
+EVERYTHING = AcceptVariant(sampling=True, filters=True, grammar_mask=True)
+# Those that a bundle holds, the cheapest first. The last one covers all: a rule that a slot doesn't use is given
+# its neutral value, and changes no bit of that slot's tokens.
+ACCEPT_VARIANTS = (GREEDY, SAMPLING, CONSTRAINED, FILTERED, EVERYTHING)
+
+
+def cheapest(needed: Iterable[AcceptVariant]) -> AcceptVariant:
+    """The first variant that can do all that is needed."""
+    wanted = tuple(needed)
+    return next(variant for variant in ACCEPT_VARIANTS if all(map(variant.covers, wanted)))
+
+
 B, S, R, K, M = Dim.SLOTS, Dim.ROWS_IN, Dim.ROWS_OUT, Dim.BLOCK, Dim.CACHE_ROWS
 _START = Binding(name="start", dtype=Dtype.INT64, shape=(B,), meaning="cache row of the first token of this call")
 _LENGTH = Binding(name="length", dtype=Dtype.INT64, shape=(B,), meaning="cache rows attended; 1 for an idle slot")

@@ -3,7 +3,7 @@
 An engine steps B slots together. It owns the caches and the slots' positions; text, stop rules and queues are others'.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -20,7 +20,7 @@ class Iteration:
     """What one draft-target-accept pass found. Arrays are owned by the receiver."""
 
     block: NDArray[np.int64]  # [B, K] anchor and drafted tokens
-    sampled: NDArray[np.int64]  # [B, K] the target's own token after each row
+    sampled: NDArray[np.int64]  # [B, K] the target's own token after each row; -1: its rules forbid all tokens
     accepted: NDArray[np.int64]  # [B] drafted tokens kept; tokens gained are accepted + 1
     finite: NDArray[np.bool_]  # [B] false: this slot's numbers overflowed
     active: NDArray[np.bool_]  # [B] false: not placed at the launch, or placed anew or parked since; ignore its row
@@ -59,9 +59,18 @@ class Engine(Protocol):
         ...
 
     def finish_prefill(
-        self, slot: int, tokens: Sequence[int], start: int, sampling: SamplingParameters = LIKELIEST
+        self,
+        slot: int,
+        tokens: Sequence[int],
+        start: int,
+        sampling: SamplingParameters = LIKELIEST,
+        *,
+        mask: NDArray[np.int32] | None = None,
     ) -> Iteration:
-        """Like `prefill` for the prompt's last chunk; returns the first new token as an Iteration of B=1, K=1."""
+        """Like `prefill` for the prompt's last chunk; returns the first new token as an Iteration of B=1, K=1.
+
+        `mask` [1, W] says which tokens may come first, where `sampling.controls.constrained`.
+        """
         ...
 
     def place(self, slot: int, anchor: int, start: int, limit: int, sampling: SamplingParameters = LIKELIEST) -> None:
@@ -82,7 +91,25 @@ class Engine(Protocol):
         ...
 
     def launch(self, block_size: int) -> None:
-        """Begin one iteration over all placed slots; 1 decodes plainly, without the drafter."""
+        """Begin one iteration over all placed slots; 1 decodes plainly, without the drafter.
+
+        Not while a constrained slot is placed: then `begin` and `accept` take its place.
+        """
+        ...
+
+    def begin(self, block_size: int) -> NDArray[np.int64]:
+        """Draft and begin the target's pass; returns the blocks [B,K], so that masks are computed while it runs.
+
+        Row j of a slot's mask says which tokens may follow block[:j+1]. Only `accept` or `discard` may come next.
+        """
+        ...
+
+    def accept(self, masks: Mapping[int, NDArray[np.int32]]) -> None:
+        """End what `begin` began, with a mask [K,W] for every constrained slot; then `collect` it.
+
+        W words hold one bit a token, least significant first; 0 forbids. Rows that no token may follow, or that
+        the grammar has not got to, may hold anything. Where all tokens are forbidden, `sampled` is -1.
+        """
         ...
 
     def collect(self) -> Iteration:

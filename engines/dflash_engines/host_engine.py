@@ -5,8 +5,9 @@ company nor on block sizes or chunk borders, as long as no call has one row in a
 numerical path.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Any
 
@@ -14,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dflash_engines import contract
+from dflash_engines.accept_inputs import IDLE, Mask, SlotRules, check_masks
 from dflash_engines.arena import Arena, Sizes
 from dflash_engines.backend import Buffers, Options, Programs, Run
 from dflash_engines.bundle import Bundle
@@ -24,7 +26,6 @@ from dflash_engines.manifest import Manifest
 from dflash_engines.sampling import LIKELIEST, SamplingParameters
 from dflash_engines.whole_number import whole_number
 
-SAMPLING_INPUTS = {field.name for field in fields(SamplingParameters)}  # bindings have the fields' names
 MIN_ROWS = 2  # of any call; a single token is padded, and the row written for the pad is overwritten later
 
 
@@ -33,7 +34,8 @@ def declared_programs(manifest: Manifest) -> tuple[Program, ...]:
     target = contract.target(manifest.geometry, hidden_output=manifest.hidden_output)
     variants = [variant for variant in contract.ACCEPT_VARIANTS if variant.name in manifest.programs]
     accepts = (contract.accept(manifest.geometry, variant) for variant in variants)
-    return (target, contract.draft(manifest.geometry), *accepts)
+    drafts = (contract.draft(manifest.geometry, noise=noise) for noise in (False, True))
+    return (target, *(draft for draft in drafts if draft.name in manifest.programs), *accepts)
 
 
 def host_limits(bundle: Bundle, options: Options) -> Limits:
@@ -74,6 +76,15 @@ class _Decode:
         return slice(self.first, self.first + self.count)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Begun:
+    """An iteration whose target pass runs."""
+
+    decode: _Decode
+    block_size: int
+    target: Future[None]
+
+
 class HostEngine:
     """Implements `engine.Engine`. Iterations run in `launch`; `collect` hands over what they found."""
 
@@ -92,7 +103,9 @@ class HostEngine:
         self._start = np.zeros(limits.max_batch, np.int64)
         self._limit = np.zeros(limits.max_batch, np.int64)
         self._placed = np.zeros(limits.max_batch, np.bool_)
-        self._sampling = [LIKELIEST] * limits.max_batch
+        self._rules = [IDLE] * limits.max_batch
+        self._worker = ThreadPoolExecutor(max_workers=1)  # for target passes that masks are computed beside
+        self._begun: _Begun | None = None
         self._laid_out: _Decode | None = None  # whose next block lies ready in the drafter's input
         self._found: Iteration | None = None
         self._seconds = {"prefill": 0.0, "draft": 0.0, "target": 0.0, "accept": 0.0}
@@ -105,6 +118,7 @@ class HostEngine:
     def prefill(self, slot: int, tokens: Sequence[int], start: int) -> None:
         """Write the caches of `slot` for one chunk of prompt tokens, at most `prefill_chunk`; no logits."""
         rows = max(len(tokens), MIN_ROWS)
+        self._rest()
         call = self._bind("target", slot, self._sizes(slots=1, rows_in=rows, rows_out=1))
         arrays = call.arrays
         arrays["tokens"][0, : len(tokens)] = tokens
@@ -115,9 +129,17 @@ class HostEngine:
         self._timed("prefill", call)
 
     def finish_prefill(
-        self, slot: int, tokens: Sequence[int], start: int, sampling: SamplingParameters = LIKELIEST
+        self,
+        slot: int,
+        tokens: Sequence[int],
+        start: int,
+        sampling: SamplingParameters = LIKELIEST,
+        *,
+        mask: Mask | None = None,
     ) -> Iteration:
         """Like `prefill` for the last chunk; returns the first new token, as an Iteration of B=1, K=1."""
+        rules = SlotRules(sampling)
+        check_masks([rules], {} if mask is None else {0: mask}, self.bundle.manifest.geometry, rows=1)
         self.prefill(slot, tokens, start)
         call = self._bind(sampling.variant.name, slot, self._sizes(slots=1, rows_in=1, rows_out=1))
         arrays = call.arrays
@@ -125,7 +147,7 @@ class HostEngine:
         arrays["start"][0] = start + len(tokens) - 1
         arrays["forced"][0] = arrays["count"][0] = 1
         arrays["limit"][0] = self.limits.max_len
-        _set_sampling(arrays, [sampling])
+        rules.fill(arrays, 0, mask)
         self._laid_out = None
         self._timed("accept", call)
         found = {name: arrays[name].copy() for name in ("block", "sampled", "accepted", "finite")}
@@ -133,14 +155,16 @@ class HostEngine:
 
     def place(self, slot: int, anchor: int, start: int, limit: int, sampling: SamplingParameters = LIKELIEST) -> None:
         """Let `slot` take part in iterations: its next block begins with `anchor` at row `start`."""
-        self._sampling[slot] = sampling
+        self._rest()
+        self._rules[slot] = SlotRules(sampling)
         self._anchor[slot], self._start[slot], self._limit[slot] = anchor, start, limit
         self._placed[slot] = True
         self._part(slot)
 
     def park(self, slot: int) -> None:
         """Take `slot` out of iterations; its caches stay for prefix reuse."""
-        self._sampling[slot] = LIKELIEST
+        self._rest()
+        self._rules[slot] = IDLE
         self._placed[slot] = False
         self._part(slot)
 
@@ -162,10 +186,35 @@ class HostEngine:
     @property
     def can_launch(self) -> bool:
         """Iterations run in `launch`: there is nothing to gain from running ahead."""
-        return self._found is None
+        return self._found is None and self._begun is None
 
     def launch(self, block_size: int) -> None:
         """Run one iteration over the placed slots; 1 decodes plainly, without the drafter."""
+        check_masks(self._rules, {}, self.bundle.manifest.geometry, block_size)
+        decode = self._drafted(block_size)
+        self._timed("target", decode.target)
+        self._accept(decode, block_size, {})
+
+    def begin(self, block_size: int) -> NDArray[np.int64]:
+        """Like `launch` up to the target's pass, which runs on; returns the blocks [B,K] to compute masks from."""
+        decode = self._drafted(block_size)
+        block = self._of_all_slots(decode, decode.target.arrays["tokens"][:, :block_size])
+        running = self._worker.submit(self._timed, "target", decode.target)
+        self._begun = _Begun(decode=decode, block_size=block_size, target=running)
+        return block
+
+    def accept(self, masks: Mapping[int, Mask]) -> None:
+        """Wait for the target's pass and end the iteration, with a mask [K,W] for every constrained slot."""
+        if self._begun is None:
+            raise EngineError("nothing was begun")
+        check_masks(self._rules, masks, self.bundle.manifest.geometry, self._begun.block_size)
+        begun, self._begun = self._begun, None
+        begun.target.result()
+        self._accept(begun.decode, begun.block_size, masks)
+
+    def _drafted(self, block_size: int) -> _Decode:
+        """The calls of one iteration, ready for the target's."""
+        self._rest()
         if self._found is not None:
             raise EngineError("an iteration waits to be collected; collect it before the next launch")
         if not 1 <= block_size <= self._widest:
@@ -178,10 +227,19 @@ class HostEngine:
         else:
             self._draft(decode)
         self._laid_out = None  # a call that fails leaves nothing to go on from
-        self._timed("target", decode.target)
+        return decode
+
+    def _accept(self, decode: _Decode, block_size: int, masks: Mapping[int, Mask]) -> None:
+        for row, slot in enumerate(range(self.limits.max_batch)[decode.slots]):
+            self._rules[slot].fill(decode.accept.arrays, row, masks.get(slot))
         self._timed("accept", decode.accept)
         self._found = self._advance(decode, block_size)
         self._laid_out = decode
+
+    def _rest(self) -> None:
+        """Raises EngineError while a target pass runs: it works on the slots' caches."""
+        if self._begun is not None:
+            raise EngineError("an iteration has begun; accept or discard it first")
 
     def collect(self) -> Iteration:
         """Return what the launched iteration found."""
@@ -192,6 +250,9 @@ class HostEngine:
 
     def discard(self) -> None:
         """Drop what was launched and not collected; slots that go on must be placed again."""
+        begun, self._begun = self._begun, None
+        if begun is not None:
+            wait([begun.target])
         self._found = self._laid_out = None
 
     def _decode(self, rows: int) -> _Decode:
@@ -200,7 +261,7 @@ class HostEngine:
         if not len(placed):
             raise EngineError("no slot is placed; place one before launching")
         first, count = int(placed[0]), int(placed[-1] - placed[0]) + 1
-        variant = max((sampling.variant for sampling in self._sampling), key=contract.ACCEPT_VARIANTS.index).name
+        variant = contract.cheapest(rules.sampling.variant for rules in self._rules).name
         if (first, count, rows, variant) not in self._decodes:
             sizes = self._sizes(slots=count, rows_in=rows, rows_out=rows)
             draft, target, accept = (self._bind(name, first, sizes) for name in ("draft", "target", variant))
@@ -218,7 +279,6 @@ class HostEngine:
         accept["forced"][:] = 1
         accept["count"][:] = np.where(placed, block_size, 0)
         accept["limit"][:] = np.where(placed, self._limit[decode.slots], self.limits.max_len)
-        _set_sampling(accept, self._sampling[decode.slots])
 
     def _pad_anchors(self, decode: _Decode) -> None:
         block = decode.target.arrays["tokens"]
@@ -270,12 +330,6 @@ class HostEngine:
         begin = perf_counter()
         call.run()
         self._seconds[kind] += perf_counter() - begin
-
-
-def _set_sampling(arrays: Buffers, slots: Sequence[SamplingParameters]) -> None:
-    """Fill those parameters that the variant of accept has."""
-    for name in SAMPLING_INPUTS & arrays.keys():
-        arrays[name][:] = [getattr(sampling, name) for sampling in slots]
 
 
 class SingleRowEngine(HostEngine):

@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass
 
-from dflash_engines.contract import FILTERED, GREEDY, SAMPLING, AcceptVariant
+from dflash_engines.contract import GREEDY, AcceptVariant, cheapest
+from dflash_engines.controls import NEUTRAL, Controls
 from dflash_engines.errors import RequestError
 
 GREEDY_BELOW = 1e-5  # temperatures that mean: take the likeliest token
@@ -18,6 +19,7 @@ class SamplingParameters:
     top_p: float = 1.0  # probability kept by the likeliest tokens; 1 keeps all
     min_p: float = 0.0  # least probability, as a part of the likeliest token's
     seed: int = 0  # the same seed gives the same tokens, with and without the drafter
+    controls: Controls = NEUTRAL
 
     def __post_init__(self) -> None:
         _check("temperature", self.temperature, 0.0 <= self.temperature < float("inf"), "a finite number from 0")
@@ -38,9 +40,9 @@ class SamplingParameters:
     @property
     def variant(self) -> AcceptVariant:
         """The cheapest accept program that can do this."""
-        if self.greedy:
-            return GREEDY
-        return FILTERED if self.top_k > 0 or self.top_p < 1.0 else SAMPLING
+        filters = self.top_k > 0 or self.top_p < 1.0
+        choice = GREEDY if self.greedy else AcceptVariant(sampling=True, filters=filters)
+        return cheapest((choice, self.controls.needs))
 
 
 def _check(name: str, value: float, right: bool, wanted: str) -> None:

@@ -1,6 +1,7 @@
 """torch program → ONNX graph: names, types and dynamic sizes come from the contract, never from the example inputs."""
 
 import contextlib
+import inspect
 import io
 import logging
 import warnings
@@ -38,13 +39,13 @@ def example(binding: Binding) -> Tensor:
 
 
 def trace(module: nn.Module, program: Program) -> ir.Model:
-    """The ONNX form of `module`, with the bindings of `program` (inputs beyond forward's named ones go to *args)."""
+    """The ONNX form of `module`, with the bindings of `program` (inputs beyond forward's own go to its *args)."""
     sizes = {d: torch.export.Dim(str(d), min=_SMALLEST.get(d, 1), max=_LARGEST[d]) for d in Dim}
-    named = [name for name in _parameters(module) if name != "caches"]
-    plain, caches = program.inputs[: len(named)], program.inputs[len(named) :]
+    named, rest = _parameters(module)
+    plain, others = program.inputs[: len(named)], program.inputs[len(named) :]
     dynamic: dict[str, Any] = {name: _dynamic(b, sizes) for name, b in zip(named, plain, strict=True)}
-    if caches:
-        dynamic["caches"] = tuple(_dynamic(b, sizes) for b in caches)
+    if others:
+        dynamic[rest] = tuple(_dynamic(b, sizes) for b in others)
     with torch.no_grad(), _quiet():
         onnx_program = torch.onnx.export(
             module,
@@ -63,13 +64,11 @@ def trace(module: nn.Module, program: Program) -> ir.Model:
     return model
 
 
-def _parameters(module: nn.Module) -> list[str]:
-    return [name for name in module.forward.__code__.co_varnames if name != "self"][: _argument_count(module)]
-
-
-def _argument_count(module: nn.Module) -> int:
-    code = module.forward.__code__
-    return code.co_argcount - 1 + bool(code.co_flags & 0x04)
+def _parameters(module: nn.Module) -> tuple[list[str], str]:
+    """The names of forward's arguments, and of its *args ("" without)."""
+    kinds = {p.name: p.kind for p in inspect.signature(module.forward).parameters.values()}
+    rest = [name for name, kind in kinds.items() if kind is inspect.Parameter.VAR_POSITIONAL]
+    return [name for name in kinds if name not in rest], "".join(rest)
 
 
 def _dynamic(binding: Binding, sizes: dict[Dim, Any]) -> dict[int, Any]:

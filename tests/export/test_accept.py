@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from dflash_engines import contract
-from dflash_engines.contract import CacheShape, Geometry
+from dflash_engines.contract import GREEDY, CacheShape, Geometry
 from dflash_export.programs.accept import Accept
 from dflash_export.trace import trace
 
@@ -55,7 +55,7 @@ def inputs(cases: list[tuple[list[int], list[int], int, int, int, int]]) -> dict
 @given(slots())
 def test_accept_is_the_plain_loop(cases: list[tuple[list[int], list[int], int, int, int, int]]) -> None:
     given_ = inputs(cases)
-    out = Accept(MASK)(*(torch.from_numpy(value) for value in given_.values()))
+    out = Accept(GREEDY, MASK)(*(torch.from_numpy(value) for value in given_.values()))
     for slot, (best, block, start, _, count, limit) in enumerate(cases):
         wanted = one_slot(best, block, start, int(given_["forced"][slot]), count, limit)
         assert tuple(value[slot].tolist() for value in out[1:5]) == wanted
@@ -65,7 +65,7 @@ def test_accept_is_the_plain_loop(cases: list[tuple[list[int], list[int], int, i
 @pytest.fixture(scope="module")
 def compiled(tmp_path_factory: pytest.TempPathFactory) -> ort.InferenceSession:
     path: Path = tmp_path_factory.mktemp("accept") / "accept.onnx"
-    ir.save(trace(Accept(MASK), contract.accept(GEOMETRY)), path)
+    ir.save(trace(Accept(GREEDY, MASK), contract.accept(GEOMETRY)), path)
     return ort.InferenceSession(path, providers=["CPUExecutionProvider"])
 
 
@@ -86,7 +86,7 @@ def test_compiled_accept_equals_pytorch_and_sees_every_bad_number(
     if bad is not None:
         given_["logits"][:2, rows - 1, 4] = bad
     found = compiled.run(None, given_)
-    wanted = Accept(MASK)(*(torch.from_numpy(value) for value in given_.values()))
+    wanted = Accept(GREEDY, MASK)(*(torch.from_numpy(value) for value in given_.values()))
     for name, a, b in zip([o.name for o in compiled.get_outputs()], found, wanted, strict=True):
         if bad is None or name == "finite":  # which token a NaN beats is nobody's promise
             np.testing.assert_array_equal(a, b.numpy(), err_msg=name)

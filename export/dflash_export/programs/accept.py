@@ -1,27 +1,55 @@
 """`accept`: which drafted tokens are kept, and what the next block begins with. It has no weights.
 
-Each variant finds the target's token after each row in its own way; what follows from them is the same.
+The logits of every row are edited (`masks`), the target's token after each row is chosen from them (`sampling`), and
+the drafted tokens that equal it are kept. A variant has the inputs of the rules that it knows, and leaves out the rest.
 """
+
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
 
-from dflash_engines.contract import FILTERED, GREEDY, SAMPLING, AcceptVariant
-from dflash_export.programs import sampling
+from dflash_engines.contract import ACCEPT_VARIANTS, AcceptVariant
+from dflash_export.programs import masks, sampling
+
+NO_TOKEN = -1  # sampled in a row whose every token is forbidden; no draft equals it
+Rules = Mapping[str, Tensor]  # the inputs of a variant's rules, by name
 
 
 class Accept(nn.Module):
-    """Greedy acceptance: the target's token after each row is the most likely one."""
+    """One variant of acceptance."""
 
-    def __init__(self, mask_token_id: int) -> None:
+    def __init__(self, variant: AcceptVariant, mask_token_id: int) -> None:
         super().__init__()
+        self.variant = variant
         self.mask_token_id = mask_token_id
 
     def forward(
-        self, logits: Tensor, block: Tensor, start: Tensor, forced: Tensor, count: Tensor, limit: Tensor
+        self, logits: Tensor, block: Tensor, start: Tensor, forced: Tensor, count: Tensor, limit: Tensor, *rules: Tensor
     ) -> tuple[Tensor, ...]:
         """sampled [B,R], accepted [B], next_tokens [B,R], next_start [B], next_length [B], finite [B]."""
-        return self.verdict(logits.argmax(-1), logits, block, start, forced, count, limit)
+        given = dict(zip(self.variant.rules, rules, strict=True))
+        edited = self.edited(logits, given)
+        sampled = self.sampled(edited, positions(start, block), given)
+        if edited is not logits:
+            sampled = torch.where(edited.amax(-1) == -torch.inf, NO_TOKEN, sampled)
+        return self.verdict(sampled, logits, block, start, forced, count, limit)
+
+    def edited(self, logits: Tensor, rules: Rules) -> Tensor:
+        """The logits [B,R,V] as the request wants them, forbidden tokens at -infinity."""
+        if self.variant.grammar_mask:
+            logits = logits + masks.forbidding(rules["grammar_mask"], logits.shape[-1])
+        return logits
+
+    def sampled(self, logits: Tensor, position: Tensor, rules: Rules) -> Tensor:
+        """The target's token after each row [B,R], which stands at `position` [B,R]."""
+        if not self.variant.sampling:
+            return logits.argmax(-1)
+        weight = sampling.weights(logits, rules["temperature"])
+        if self.variant.filters:
+            weight = sampling.filtered(weight, rules["top_k"], rules["top_p"])
+        weight = sampling.above(weight, rules["min_p"][:, None, None])
+        return sampling.race(weight, rules["seed"], position, rules["temperature"])
 
     def verdict(
         self,
@@ -36,7 +64,7 @@ class Accept(nn.Module):
         """The outputs, given the target's token after each row."""
         row = torch.arange(block.shape[1], device=block.device)
         kept = kept_rows(sampled, block, forced, count)
-        bonus = torch.gather(sampled, 1, (kept - 1).clamp(min=0)[:, None])
+        bonus = torch.gather(sampled, 1, (kept - 1).clamp(min=0)[:, None]).clamp(min=0)
         first = torch.where(count[:, None] > 0, bonus, block[:, :1])
         next_tokens = torch.where(row == 0, first, self.mask_token_id)
         next_start = torch.minimum(start + kept, limit)
@@ -52,55 +80,9 @@ class Accept(nn.Module):
         )
 
 
-class AcceptSampling(Accept):
-    """The target's token after each row is drawn; tokens below `min_p` of the likeliest are left out."""
-
-    def forward(  # type: ignore[override]  # noqa: PLR0913, the contract's inputs
-        self,
-        logits: Tensor,
-        block: Tensor,
-        start: Tensor,
-        forced: Tensor,
-        count: Tensor,
-        limit: Tensor,
-        seed: Tensor,
-        temperature: Tensor,
-        min_p: Tensor,
-    ) -> tuple[Tensor, ...]:
-        """As in `Accept`."""
-        weight = sampling.above(sampling.weights(logits, temperature), min_p[:, None, None])
-        sampled = sampling.race(weight, seed, positions(start, block), temperature)
-        return self.verdict(sampled, logits, block, start, forced, count, limit)
-
-
-class AcceptSamplingFilters(Accept):
-    """Like `AcceptSampling`, after `top_k` and then `top_p`."""
-
-    def forward(  # type: ignore[override]  # noqa: PLR0913, the contract's inputs
-        self,
-        logits: Tensor,
-        block: Tensor,
-        start: Tensor,
-        forced: Tensor,
-        count: Tensor,
-        limit: Tensor,
-        seed: Tensor,
-        temperature: Tensor,
-        min_p: Tensor,
-        top_k: Tensor,
-        top_p: Tensor,
-    ) -> tuple[Tensor, ...]:
-        """As in `Accept`."""
-        weight = sampling.filtered(sampling.weights(logits, temperature), top_k, top_p)
-        weight = sampling.above(weight, min_p[:, None, None])
-        sampled = sampling.race(weight, seed, positions(start, block), temperature)
-        return self.verdict(sampled, logits, block, start, forced, count, limit)
-
-
 def variants(mask_token_id: int) -> dict[AcceptVariant, Accept]:
     """The module of each of the contract's variants."""
-    kinds = {GREEDY: Accept, SAMPLING: AcceptSampling, FILTERED: AcceptSamplingFilters}
-    return {variant: kind(mask_token_id).eval() for variant, kind in kinds.items()}
+    return {variant: Accept(variant, mask_token_id).eval() for variant in ACCEPT_VARIANTS}
 
 
 def positions(start: Tensor, block: Tensor) -> Tensor:
