@@ -48,20 +48,19 @@ class GraphCache:
 
     device: Device
     addresses: Callable[[], Addresses]
-    refusal: str  # why no work may be recorded; "" lets it
     counts: GraphCounts = field(default_factory=GraphCounts)
     _recorded: dict[GraphKey, _Recorded] = field(default_factory=dict)
 
     def __contains__(self, key: GraphKey) -> bool:
         return key in self._recorded
 
-    def record(self, key: GraphKey, parts: Sequence[Work]) -> None:
+    def record(self, key: GraphKey, parts: Sequence[Work], refusal: str) -> None:
         """Record the key's work, which must have run before: a first run may allocate, which a capture forbids.
 
-        Work that can't be recorded will be run plainly; the counts say why.
+        Work that can't be recorded, or mustn't be for the reason of `refusal`, will be run plainly.
         """
         graphs: list[Graph] = []
-        if not self.refusal:
+        if not refusal:
             try:
                 for part in parts:
                     graphs.append(self._capture(part))
@@ -72,7 +71,7 @@ class GraphCache:
                 log.warning("iterations of %s run without a graph: %s", key, e)
                 self.counts.reason = str(e)
         else:
-            self.counts.reason = self.refusal
+            self.counts.reason = refusal
         self._recorded[key] = _Recorded(parts=parts, graphs=graphs, addresses=self.addresses())
 
     def run(self, key: GraphKey, part: int) -> None:

@@ -17,10 +17,8 @@ class Workshop:
 
     def __init__(self, arena: DeviceArena, programs: DevicePrograms, limits: Limits, graphs: bool) -> None:
         self._arena, self._programs, self._limits = arena, programs, limits
-        refusal = "" if programs.capturable else "this backend's programs can't be recorded"
-        self.graphs = GraphCache(
-            device=arena.device, addresses=self._addresses, refusal=refusal if graphs else "graphs are switched off"
-        )
+        self._wanted = graphs
+        self.graphs = GraphCache(device=arena.device, addresses=self._addresses)
         self._made: dict[GraphKey, tuple[IterationWork, Shares]] = {}
 
     def __contains__(self, key: GraphKey) -> bool:
@@ -38,8 +36,14 @@ class Workshop:
         """Run the work until it is warm, and record it. Its slots must be idle: it leaves their rows alone."""
         for _ in range(_WARM_RUNS):
             shares = self._run_and_time(work)
-        self.graphs.record(work.key, work.parts())
+        self.graphs.record(work.key, work.parts(), self._refusal())
         self._made[work.key] = (work, shares)
+
+    def _refusal(self) -> str:
+        """Why nothing is recorded; "" when it is. Asked once the programs are bound, as some know only then."""
+        if not self._wanted:
+            return "graphs are switched off"
+        return "" if self._programs.capturable else "this backend's programs can't be recorded"
 
     def release(self) -> None:
         """Give the graphs back."""

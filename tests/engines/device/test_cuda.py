@@ -5,18 +5,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
-from dflash_engines.arena import array_dtype
 from dflash_engines.backend import Options
 from dflash_engines.bundle import Bundle
-from dflash_engines.device.device import DeviceArray
 from dflash_engines.device.engine import DeviceEngine
 from dflash_engines.device.programs import DeviceArrays, Enqueue
 from dflash_engines.errors import CaptureError, DeviceError, EngineError
 from dflash_engines.host_engine import host_limits
 from dflash_engines.onnxruntime_cpu import OnnxRuntimePrograms
-from tests.engines.device.fake_driver import FakeDriver, memory
+from tests.engines.device.fake_driver import FakeDriver, view
 from tests.engines.device.on_host import pair, settings
 from tests.engines.scripted_bundle import BLOCK_SIZE
 from tests.engines.scripted_pair import plain_tokens
@@ -46,10 +43,6 @@ class AddressPrograms:
 
     def release(self) -> None:
         self.released = True
-
-
-def view(array: DeviceArray) -> NDArray[Any]:
-    return memory(array.address, array.nbytes).view(array_dtype(array.dtype)).reshape(array.shape)
 
 
 @pytest.fixture
