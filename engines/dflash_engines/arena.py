@@ -7,14 +7,12 @@ from collections.abc import Iterable, Mapping
 from math import prod
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
 from dflash_engines.contract import Binding, Dim, Dtype, Program
 
 Sizes = Mapping[Dim, int]
-_BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 
 # The loop's own wiring, (program, binding) to buffer; every other binding's buffer has the binding's name.
 # A drafted block is the target's input and accept's as it lies, accept's next block is the drafter's input.
@@ -38,7 +36,11 @@ def array_shape(binding: Binding, sizes: Sizes) -> tuple[int, ...]:
 
 def array_dtype(dtype: Dtype) -> np.dtype[Any]:
     """NumPy's counterpart of an element type."""
-    return _BFLOAT16 if dtype is Dtype.BFLOAT16 else np.dtype(dtype.value)
+    if dtype is not Dtype.BFLOAT16:
+        return np.dtype(dtype.value)
+    import ml_dtypes  # for this one type, which no buffer that the host looks at on a GPU has
+
+    return np.dtype(ml_dtypes.bfloat16)
 
 
 class Arena:

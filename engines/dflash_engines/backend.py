@@ -6,13 +6,15 @@ A backend is an entry point of the group `dflash.backends`: a function (Bundle, 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib.metadata import entry_points
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from numpy.typing import NDArray
 
-from dflash_engines.bundle import Bundle
 from dflash_engines.engine import Engine
 from dflash_engines.errors import EngineError
+
+if TYPE_CHECKING:
+    from dflash_engines.bundle import Bundle
 
 ENTRY_POINT_GROUP = "dflash.backends"
 Buffers = Mapping[str, NDArray[Any]]
@@ -41,13 +43,13 @@ class Options:
     provider: str | None = None  # an execution provider of ONNX Runtime
 
 
-def load_engine(bundle: Bundle, backend: str, options: Options) -> Engine:
+def load_engine(bundle: "Bundle", backend: str, options: Options) -> Engine:
     """Load `bundle` into the backend called `backend`. Raises EngineError when there is none of that name."""
     found = {point.name: point for point in entry_points(group=ENTRY_POINT_GROUP)}
     if backend not in found:
         raise EngineError(f"no backend {backend!r}; installed are {sorted(found)}")
     try:
-        load: Callable[[Bundle, Options], Engine] = found[backend].load()
+        load: Callable[["Bundle", Options], Engine] = found[backend].load()
     except ModuleNotFoundError as e:
         raise EngineError(f"backend {backend!r} needs the package {e.name!r}, which is not installed") from e
     return load(bundle, options)

@@ -5,14 +5,16 @@ An engine steps B slots together. It owns the caches and the slots' positions; t
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dflash_engines.bundle import Bundle
 from dflash_engines.contract import Limits
 from dflash_engines.sampling import LIKELIEST, SamplingParameters
+
+if TYPE_CHECKING:
+    from dflash_engines.bundle import Bundle
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +42,7 @@ class Engine(Protocol):
     """Steps slots. Calls are made from one thread."""
 
     @property
-    def bundle(self) -> Bundle:
+    def bundle(self) -> "Bundle":
         """The bundle this engine runs."""
         ...
 
