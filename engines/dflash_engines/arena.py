@@ -40,7 +40,8 @@ def array_dtype(dtype: Dtype) -> np.dtype[Any]:
         return np.dtype(dtype.value)
     import ml_dtypes  # for this one type, which no buffer that the host looks at on a GPU has
 
-    return np.dtype(ml_dtypes.bfloat16)
+    bfloat16: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
+    return bfloat16
 
 
 class Arena:

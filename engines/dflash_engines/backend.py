@@ -49,7 +49,7 @@ def load_engine(bundle: "Bundle", backend: str, options: Options) -> Engine:
     if backend not in found:
         raise EngineError(f"no backend {backend!r}; installed are {sorted(found)}")
     try:
-        load: Callable[["Bundle", Options], Engine] = found[backend].load()
+        load: Callable[[Bundle, Options], Engine] = found[backend].load()
     except ModuleNotFoundError as e:
         raise EngineError(f"backend {backend!r} needs the package {e.name!r}, which is not installed") from e
     return load(bundle, options)
