@@ -88,6 +88,11 @@ class Engine(Protocol):
         ...
 
     @property
+    def denoises(self) -> bool:
+        """Whether blocks can be drafted in more than one step (SamplingParameters.denoise_steps)."""
+        ...
+
+    @property
     def can_launch(self) -> bool:
         """Whether another iteration may be launched before the oldest is collected (run-ahead)."""
         ...

@@ -20,6 +20,7 @@ from dflash_engines.arena import Arena, Sizes
 from dflash_engines.backend import Buffers, Options, Programs, Run
 from dflash_engines.bundle import Bundle
 from dflash_engines.contract import Dim, Limits, Program
+from dflash_engines.denoise import keep_surest, steps_for
 from dflash_engines.engine import Iteration, Timing
 from dflash_engines.errors import EngineError
 from dflash_engines.manifest import Manifest
@@ -98,7 +99,7 @@ class HostEngine:
         decode = self._sizes(slots=limits.max_batch, rows_in=self._widest, rows_out=self._widest)
         prefill = self._sizes(slots=1, rows_in=limits.prefill_chunk, rows_out=1)
         self._arena = Arena(declared_programs(bundle.manifest), (decode, prefill))
-        self._decodes: dict[tuple[int, int, int, str], _Decode] = {}
+        self._decodes: dict[tuple[int, int, int, str, str], _Decode] = {}
         self._anchor = np.zeros(limits.max_batch, np.int64)
         self._start = np.zeros(limits.max_batch, np.int64)
         self._limit = np.zeros(limits.max_batch, np.int64)
@@ -184,6 +185,11 @@ class HostEngine:
                 arrays[name].fill(0)
 
     @property
+    def denoises(self) -> bool:
+        """The drafter's input is the host's to change between two launches."""
+        return True
+
+    @property
     def can_launch(self) -> bool:
         """Iterations run in `launch`: there is nothing to gain from running ahead."""
         return self._found is None and self._begun is None
@@ -225,7 +231,7 @@ class HostEngine:
         if block_size == 1:
             self._pad_anchors(decode)
         else:
-            self._draft(decode)
+            self._draft(decode, rows)
         self._laid_out = None  # a call that fails leaves nothing to go on from
         return decode
 
@@ -262,13 +268,13 @@ class HostEngine:
             raise EngineError("no slot is placed; place one before launching")
         first, count = int(placed[0]), int(placed[-1] - placed[0]) + 1
         variant = contract.cheapest(rules.sampling.variant for rules in self._rules).name
-        if (first, count, rows, variant) not in self._decodes:
+        drafter = "draft_noise" if any(rules.sampling.draws_drafts for rules in self._rules) else "draft"
+        key = (first, count, rows, drafter, variant)
+        if key not in self._decodes:
             sizes = self._sizes(slots=count, rows_in=rows, rows_out=rows)
-            draft, target, accept = (self._bind(name, first, sizes) for name in ("draft", "target", variant))
-            self._decodes[first, count, rows, variant] = _Decode(
-                first=first, count=count, draft=draft, target=target, accept=accept
-            )
-        return self._decodes[first, count, rows, variant]
+            draft, target, accept = (self._bind(name, first, sizes) for name in (drafter, "target", variant))
+            self._decodes[key] = _Decode(first=first, count=count, draft=draft, target=target, accept=accept)
+        return self._decodes[key]
 
     def _set_positions(self, decode: _Decode, block_size: int, rows: int) -> None:
         """Idle slots write to the guard rows and attend to one row: their caches stay as they are."""
@@ -285,11 +291,20 @@ class HostEngine:
         block[:, 0] = self._anchor[decode.slots]
         block[:, 1:] = self.bundle.manifest.mask_token_id
 
-    def _draft(self, decode: _Decode) -> None:
+    def _draft(self, decode: _Decode, rows: int) -> None:
+        arrays, mask = decode.draft.arrays, self.bundle.manifest.mask_token_id
         if self._laid_out is not decode:
-            tokens = decode.draft.arrays["tokens"]
-            tokens[:, 0] = self._anchor[decode.slots]
-            tokens[:, 1:] = self.bundle.manifest.mask_token_id
+            arrays["tokens"][:, 0] = self._anchor[decode.slots]
+            arrays["tokens"][:, 1:] = mask
+        rules = [rules.sampling for rules in self._rules[decode.slots]]
+        for name in {"seed", "draft_temperature"} & arrays.keys():
+            arrays[name][:] = [getattr(sampling, name) for sampling in rules]
+        steps = steps_for(rows, max(sampling.denoise_steps for sampling in rules))
+        for step in range(1, steps):
+            self._timed("draft", decode.draft)
+            arrays["tokens"][:] = keep_surest(
+                arrays["tokens"], arrays["block"], arrays["confidence"], part=step / steps, mask_token_id=mask
+            )
         self._timed("draft", decode.draft)
 
     def _advance(self, decode: _Decode, block_size: int) -> Iteration:

@@ -19,6 +19,8 @@ class SamplingParameters:
     top_p: float = 1.0  # probability kept by the likeliest tokens; 1 keeps all
     min_p: float = 0.0  # least probability, as a part of the likeliest token's
     seed: int = 0  # the same seed gives the same tokens, with and without the drafter
+    draft_temperature: float = 0.0  # with which the drafter draws, by the same noise; 0: it takes its likeliest token
+    denoise_steps: int = 1  # launches of the drafter for each block; neither this nor the one above changes a token
     controls: Controls = NEUTRAL
 
     def __post_init__(self) -> None:
@@ -31,6 +33,16 @@ class SamplingParameters:
         _check(
             "seed", self.seed, type(self.seed) is int and 0 <= self.seed <= MAX_SEED, "a whole number within 0..2^60-1"
         )
+
+        _check("draft_temperature", self.draft_temperature, 0.0 <= self.draft_temperature < float("inf"),
+               "a finite number from 0")  # fmt: skip
+        _check("denoise_steps", self.denoise_steps, type(self.denoise_steps) is int and self.denoise_steps >= 1,
+               "a whole number of at least 1")  # fmt: skip
+
+    @property
+    def draws_drafts(self) -> bool:
+        """Whether the drafter is to draw."""
+        return self.draft_temperature >= GREEDY_BELOW
 
     @property
     def greedy(self) -> bool:

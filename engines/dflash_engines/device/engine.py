@@ -181,6 +181,11 @@ class DeviceEngine:
             self.device.zero(self.arena.buffer, span.offset, span.nbytes)
 
     @property
+    def denoises(self) -> bool:
+        """Draft, target and accept are one launch: the drafter runs once in it."""
+        return False
+
+    @property
     def can_launch(self) -> bool:
         """Whether the device may be given another iteration before the oldest is collected."""
         return self._begun is None and self._flight.waiting() <= self.settings.run_ahead
