@@ -13,7 +13,7 @@ class Answer:
     def __init__(self, request: Request, detokenizer: Detokenizer) -> None:
         self.request = request
         self.steps: list[Step] = []
-        self._text = AnswerText(detokenizer, request.stop_strings)
+        self._text = AnswerText(request, detokenizer)
 
     def push(self, progress: Progress) -> Step:
         """The step that `progress` makes.

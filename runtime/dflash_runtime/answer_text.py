@@ -5,20 +5,23 @@ from dataclasses import replace
 from dflash_runtime.completion import Step
 from dflash_runtime.detokenize import Detokenizer
 from dflash_runtime.loop import Progress
+from dflash_runtime.request import Request
 from dflash_runtime.stop_strings import StopScanner
 
 
 class AnswerText:
     """Turns each `Progress` of one request into a `Step`, which may end the answer before the loop does."""
 
-    def __init__(self, detokenizer: Detokenizer, stop_strings: tuple[str, ...]) -> None:
+    def __init__(self, request: Request, detokenizer: Detokenizer) -> None:
         self._detokenizer = detokenizer
-        self._scanner = StopScanner(stop_strings)
+        self._scanner = StopScanner(request.stop_strings)
+        self._stop_token_ids = request.stop_token_ids
 
     def step(self, progress: Progress) -> Step:
         """Token by token, so that the answer ends with the one that completes a stop string, in any block."""
-        shown = progress.token_ids[:-1] if progress.finish_reason == "stop" else progress.token_ids
-        text = accepted_text = ""  # without the stop token, whatever it is
+        stop_token = progress.finish_reason == "stop" and progress.token_ids[-1] in self._stop_token_ids
+        shown = progress.token_ids[:-1] if stop_token else progress.token_ids
+        text = accepted_text = ""
         for count, token in enumerate(shown, start=1):
             text += self._scanner.push(self._detokenizer.push((token,)))
             if count <= progress.accepted:

@@ -1,11 +1,13 @@
 """The library's front door: load a bundle, generate text."""
 
 import secrets
-from collections.abc import Callable, Collection, Generator, Sequence
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from contextlib import closing
+from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from time import perf_counter
-from typing import Self
+from typing import TYPE_CHECKING, Any, Self
 
 from tokenizers import Tokenizer
 
@@ -22,6 +24,11 @@ from dflash_runtime.loop import DecodeLoop
 from dflash_runtime.prompt import Prompt, PromptEncoder
 from dflash_runtime.request import Request, check_request, count, token_ids
 from dflash_runtime.stop_strings import stop_strings
+from dflash_runtime.structured.constraint import Grammar
+from dflash_runtime.structured.response_format import structured_output
+
+if TYPE_CHECKING:
+    from dflash_runtime.structured.grammars import Grammars
 
 TOKENIZER_FILE = "tokenizer.json"
 DEFAULT_MAX_NEW_TOKENS = 256
@@ -65,6 +72,7 @@ class Decoder:
         block_size: int | None = None,
         stop_token_ids: Collection[int] | None = None,
         stop: str | Sequence[str] | None = None,
+        response_format: Mapping[str, Any] | None = None,
         temperature: float = 0.0,
         top_k: int = 0,
         top_p: float = 1.0,
@@ -76,13 +84,17 @@ class Decoder:
         `block_size` 1 decodes without the drafter; the default is the one the drafter was trained for, or the
         engine's largest if that is smaller. `stop_token_ids` takes the place of the model's own; () stops at
         none. The text ends before the first of the strings in `stop`, the token ids with the token that completes
-        it. `temperature` 0 takes the likeliest token; above, tokens are sampled after `top_k`, `top_p` and
-        `min_p` (see SamplingParameters). The same `seed` gives the same answer at any block size; without one,
+        it. `response_format` holds the text to a JSON schema, a regex, a grammar or choices (see
+        structured_output). `temperature` 0 takes the likeliest token; above, tokens are sampled after `top_k`,
+        `top_p` and `min_p` (see SamplingParameters). The same `seed` gives the same answer at any block size; without one,
         the answer reports the one drawn for it. Raises RequestError here, not at the first step. The generator's
         own value is the whole answer; it may be dropped at any point.
         """
         sampling = sampling_parameters(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed)
-        return self.run(self.request(prompt, max_new_tokens, block_size, stop_token_ids, sampling, stop=stop))
+        request = self.request(
+            prompt, max_new_tokens, block_size, stop_token_ids, sampling, stop=stop, response_format=response_format
+        )
+        return self.run(request)
 
     def complete(  # noqa: PLR0913, as generate
         self,
@@ -92,6 +104,7 @@ class Decoder:
         block_size: int | None = None,
         stop_token_ids: Collection[int] | None = None,
         stop: str | Sequence[str] | None = None,
+        response_format: Mapping[str, Any] | None = None,
         temperature: float = 0.0,
         top_k: int = 0,
         top_p: float = 1.0,
@@ -105,6 +118,7 @@ class Decoder:
             block_size=block_size,
             stop_token_ids=stop_token_ids,
             stop=stop,
+            response_format=response_format,
             temperature=temperature,
             top_k=top_k,
             top_p=top_p,
@@ -122,12 +136,14 @@ class Decoder:
         sampling: SamplingParameters = LIKELIEST,
         *,
         stop: str | Sequence[str] | None = None,
+        response_format: Mapping[str, Any] | None = None,
     ) -> Request:
         """The checked request in token ids. Raises RequestError."""
         manifest, limits = self.engine.bundle.manifest, self.engine.limits
         stops = manifest.stop_token_ids if stop_token_ids is None else stop_token_ids
         strings, special = stop_strings(stop), special_tokens(self.tokenizer)
         named = (special[string] for string in strings if string in special)  # the text never shows these
+        grammar = self._grammar(response_format)
         largest = min(manifest.block_size, max(limits.block_sizes))
         request = Request(
             tokens=self.encoder.encode(prompt),
@@ -135,11 +151,29 @@ class Decoder:
             stop_token_ids=frozenset((*token_ids("stop_token_ids", stops), *named)),
             stop_strings=strings,
             block_size=largest if block_size is None else count("block_size", block_size),
-            sampling=sampling,
+            sampling=sampling if grammar is None else constrained(sampling),
+            grammar=grammar,
         )
         check_request(request, limits=limits, manifest=manifest)
         self._check_idle()
         return request
+
+    def _grammar(self, response_format: Mapping[str, Any] | None) -> Grammar | None:
+        wanted = structured_output(response_format)
+        return None if wanted is None else self._grammars.compile(wanted)
+
+    @cached_property
+    def _grammars(self) -> "Grammars":
+        """Made when first needed: it takes a moment, and a package that not everybody has."""
+        try:
+            from dflash_runtime.structured.grammars import Grammars
+        except ModuleNotFoundError as e:
+            raise RequestError(
+                f"response_format needs the package {e.name!r}: pip install 'dflash-trt[structured]'"
+            ) from e
+        manifest, special = self.engine.bundle.manifest, special_tokens(self.tokenizer).values()
+        never_text = [*(i for i in manifest.stop_token_ids if i in special), *special, manifest.mask_token_id]
+        return Grammars(self.tokenizer, manifest.geometry.vocab_size, never_text[0])
 
     def forget(self) -> None:
         """Hold no prompt any more: the next request computes its own from the first token.
@@ -196,6 +230,11 @@ def sampling_parameters(
         min_p=min_p,
         seed=secrets.randbits(32) if seed is None else seed,
     )
+
+
+def constrained(sampling: SamplingParameters) -> SamplingParameters:
+    """The same, told that a grammar's masks will come."""
+    return replace(sampling, controls=replace(sampling.controls, constrained=True))
 
 
 def finish(steps: Generator[Step, None, Completion], on_step: Callable[[Step], object] = lambda _: None) -> Completion:

@@ -7,7 +7,7 @@ from collections.abc import Generator
 from dataclasses import dataclass
 
 from dflash_engines.engine import Engine, Iteration
-from dflash_engines.errors import EngineError, RequestError
+from dflash_engines.errors import DflashError, EngineError, RequestError
 from dflash_runtime.request import Request, check_request
 from dflash_runtime.slot import FinishReason, Slot
 
@@ -29,7 +29,7 @@ class Failure:
     """A request that ended with an error; the others in flight go on."""
 
     slot: int
-    error: EngineError
+    error: DflashError
 
 
 class DecodeLoop:
@@ -39,6 +39,7 @@ class DecodeLoop:
         self._engine = engine
         self.slots = tuple(Slot(index=i) for i in range(engine.limits.max_batch))
         self._turns = 0
+        self._in_flight = 0  # iterations launched and not yet collected
 
     def admit(self, slot: int, request: Request) -> None:
         """Give `request` a free slot. Raises RequestError when the request or the slot is not fit for it."""
@@ -51,7 +52,7 @@ class DecodeLoop:
     def release(self, slot: int) -> None:
         """End the slot's request, finished or not; its rows stay for a request with the same prefix."""
         self._engine.park(slot)
-        self.slots[slot].request = None
+        self.slots[slot].request = self.slots[slot].constraint = None
 
     def abandon(self, slot: int) -> None:
         """End the slot's request and zero its caches: none of its rows can be trusted any more."""
@@ -93,7 +94,7 @@ class DecodeLoop:
     def run(self, slot: int, request: Request) -> Generator[Progress, None, None]:
         """Admit `request`, step until it ends, release its slot; also when the iterator is dropped half-way.
 
-        Other slots' progress is not reported. Raises the EngineError that ended the request.
+        Other slots' progress is not reported. Raises the error that ended the request.
         """
         self.admit(slot, request)
         try:
@@ -116,20 +117,32 @@ class DecodeLoop:
             self._engine.prefill(slot.index, chunk, start)
             slot.rows += len(chunk)
             return []
-        found = self._engine.finish_prefill(slot.index, chunk, start, slot.request.sampling)
+        mask = None if slot.constraint is None else slot.constraint.masks(())
+        found = self._engine.finish_prefill(slot.index, chunk, start, slot.request.sampling, mask=mask)
         slot.rows += len(chunk)
         return [self._commit(slot, found, row=0, verified=False)]
 
     def _iterate(self, slots: list[Slot]) -> list[Progress | Failure]:
         """One iteration at the largest block size asked for: any block size gives the same tokens."""
         try:
-            while self._engine.can_launch:
-                self._engine.launch(max(slot.request.block_size for slot in slots if slot.request is not None))
+            self._launch(slots, max(slot.request.block_size for slot in slots if slot.request is not None))
             found = self._engine.collect()
+            self._in_flight -= 1
         except BaseException:  # Ctrl-C too: what the engine found is lost, the slots' tokens are not
             self._step_back(slots)
             raise
         return [self._commit(slot, found, row=slot.index, verified=True) for slot in slots if found.active[slot.index]]
+
+    def _launch(self, slots: list[Slot], block_size: int) -> None:
+        """As many iterations as the engine takes; but one at a time where masks depend on what it drafts."""
+        constraints = {slot.index: slot.constraint for slot in slots if slot.constraint is not None}
+        while not constraints and self._engine.can_launch:
+            self._engine.launch(block_size)
+            self._in_flight += 1
+        if constraints and not self._in_flight:
+            drafted = self._engine.begin(block_size)[:, 1:].tolist()
+            self._engine.accept({slot: constraint.masks(drafted[slot]) for slot, constraint in constraints.items()})
+            self._in_flight += 1
 
     def _commit(self, slot: Slot, found: Iteration, *, row: int, verified: bool) -> Progress | Failure:
         if not found.finite[row]:
@@ -137,7 +150,11 @@ class DecodeLoop:
         gained = [int(token) for token in found.sampled[row, : found.accepted[row] + 1]]
         if verified:
             slot.rows = len(slot.tokens) - 1 + len(gained)
-        kept, reason = slot.commit(gained, self._engine.limits.max_len)
+        try:
+            kept, reason = slot.commit(gained, self._engine.limits.max_len)
+        except RequestError as e:
+            self.release(slot.index)
+            return Failure(slot=slot.index, error=e)
         if reason is not None:
             self.release(slot.index)
         elif not verified:
@@ -160,6 +177,7 @@ class DecodeLoop:
     def _step_back(self, slots: list[Slot]) -> None:
         """After a pass that broke off: begin again where each slot's tokens end."""
         self._engine.discard()
+        self._in_flight = 0
         for slot in slots:
             self._place(slot)
 

@@ -9,6 +9,7 @@ from dflash_engines.errors import RequestError
 from dflash_engines.manifest import Manifest
 from dflash_engines.sampling import LIKELIEST, SamplingParameters
 from dflash_engines.whole_number import whole_number
+from dflash_runtime.structured.constraint import Grammar
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,6 +21,7 @@ class Request:
     stop_token_ids: frozenset[int]
     block_size: int
     sampling: SamplingParameters = LIKELIEST
+    grammar: Grammar | None = None  # of structured output
     stop_strings: tuple[str, ...] = ()  # for whoever makes the text; the loop knows none
 
 

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from dflash_runtime.request import Request
+from dflash_runtime.structured.constraint import Constraint
 
 FinishReason = Literal["stop", "length"]
 
@@ -21,6 +22,7 @@ class Slot:
     rows: int = 0
     reused: int = 0  # prompt rows taken over from the request before
     turn: int = 0  # of all requests of the loop, which one this is
+    constraint: Constraint | None = None  # of the request's structured output, up to the last token
 
     @property
     def joining(self) -> bool:
@@ -39,17 +41,19 @@ class Slot:
         """
         self.reused = self.rows = shared_prefix(self.tokens[: self.rows], request.tokens[:-1])
         self.tokens = list(request.tokens)
+        self.constraint = None if request.grammar is None else request.grammar.start(request.stop_token_ids)
         self.request, self.turn = request, turn
 
     def commit(self, gained: list[int], max_len: int) -> tuple[tuple[int, ...], FinishReason | None]:
-        """Append what one target pass gained, cut at the first stop token, the budget or the context's end.
+        """Append what one target pass gained, cut at the first stop, the budget or the context's end.
 
-        The last token needs no row of its own, so it may be the one after the `max_len` tokens a slot holds.
+        Raises RequestError when a token is not one that the request's grammar allows. The last token needs no row
+        of its own, so it may be the one after the `max_len` tokens a slot holds.
         """
         assert self.request is not None
         generated = len(self.tokens) - len(self.request.tokens)
         budget = min(self.request.max_new_tokens - generated, max_len + 1 - len(self.tokens))
-        kept, reason = cut(gained, budget, self.request.stop_token_ids)
+        kept, reason = cut(gained, budget, self.request.stop_token_ids, self.constraint)
         self.tokens.extend(kept)
         return kept, reason
 
@@ -64,9 +68,18 @@ def shared_prefix(held: list[int], wanted: tuple[int, ...]) -> int:
     return next((i for i in range(shorter) if held[i] != wanted[i]), shorter)
 
 
-def cut(gained: list[int], budget: int, stop_token_ids: frozenset[int]) -> tuple[tuple[int, ...], FinishReason | None]:
-    """The tokens to keep: up to the first stop token, itself included, and at most `budget`. A stop wins."""
+def cut(
+    gained: list[int], budget: int, stop_token_ids: frozenset[int], constraint: Constraint | None = None
+) -> tuple[tuple[int, ...], FinishReason | None]:
+    """The tokens to keep: up to the first stop token, itself included, and at most `budget`. A stop wins.
+
+    A constraint takes in the tokens as they are kept; one that is complete is a stop too.
+    """
     for i, token in enumerate(gained[:budget]):
         if token in stop_token_ids:
             return tuple(gained[: i + 1]), "stop"
+        if constraint is not None:
+            constraint.commit(token)
+            if constraint.complete:
+                return tuple(gained[: i + 1]), "stop"
     return tuple(gained[:budget]), "length" if len(gained) >= budget else None
