@@ -8,6 +8,7 @@ from dflash_engines.contract import Geometry, Limits
 
 SCHEMA_VERSION = 1
 Precision = Literal["fp32", "fp16", "bf16", "int8", "int4"]
+Backend = Literal["onnxruntime", "tensorrt", "tensorrt-rtx"]
 
 
 class _Record(BaseModel):
@@ -51,6 +52,7 @@ class Manifest(_Record):
     mask_token_id: int
     stop_token_ids: tuple[int, ...]
     draft_vocab_size: int  # tokens the drafter can propose
+    backend: Backend = "onnxruntime"  # whose operators quantised products are written in
     precision: Precision  # of the target
     draft_precision: Precision  # of the draft program; it changes how much is accepted, never what is written
     hidden_output: bool

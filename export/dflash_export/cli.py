@@ -31,10 +31,25 @@ class _PairByDefault(TyperGroup):
 
 app = typer.Typer(cls=_PairByDefault, add_completion=False, no_args_is_help=True, rich_markup_mode="rich",
                   context_settings={"help_option_names": ["-h", "--help"]}, pretty_exceptions_enable=False)  # fmt: skip
-PrecisionOption = Annotated[Literal["fp32", "int8"], typer.Option(help="Number format of the weights.")]
+Number = Literal["fp32", "fp16", "bf16", "int8", "int4"]
+PrecisionOption = Annotated[Number, typer.Option(help="Number format of the target's weights.")]
 DraftPrecision = Annotated[
-    Literal["fp32", "int8"] | None,
+    Number | None,
     typer.Option(help="Number format of the drafter's weights; default: the target's. Lower loses no token."),
+]
+BackendOption = Annotated[
+    Literal["onnxruntime", "tensorrt", "tensorrt-rtx"],
+    typer.Option(help="What the programs are for: it decides how int8 and int4 are written down."),
+]
+WeightOnly = Annotated[
+    bool, typer.Option("--weight-only", help="int8 weights, activations as they are; always so on ONNX Runtime.")
+]
+QuantizeHead = Annotated[
+    bool, typer.Option("--quantize-head", help="Quantise the target's head too; it is what tokens are chosen by.")
+]
+Calibration = Annotated[
+    Path | None,
+    typer.Option(help='Prompts, one JSON object {"turns": ["..."]} a line, that int8 and fp16 are fitted to.'),
 ]
 MaxLen = Annotated[int, typer.Option(help="Tokens a request can hold, prompt included.")]
 Chunk = Annotated[int, typer.Option(help="Prompt tokens computed in one call.")]
@@ -84,6 +99,10 @@ def pair(
     draft_vocab: DraftVocab = 0,
     draft_vocab_counts: Counts = None,
     draft_noise: DraftNoise = False,
+    backend: BackendOption = "onnxruntime",
+    weight_only: WeightOnly = False,
+    quantize_head: QuantizeHead = False,
+    calibration: Calibration = None,
     as_json: Json = False,
 ) -> None:
     """Export TARGET and DRAFTER to the bundle OUT (the default command)."""
@@ -94,7 +113,8 @@ def pair(
         draft_precision=draft_precision, max_len=max_len, prefill_chunk=prefill_chunk,
         max_batch=max_batch, block_sizes=_sizes(block_sizes), hidden_output=hidden_output,
         draft_vocab=draft_vocab, draft_vocab_counts=draft_vocab_counts,
-        draft_noise=draft_noise,
+        draft_noise=draft_noise, backend=backend, weight_only=weight_only, quantize_head=quantize_head,
+        calibration=calibration,
     )  # fmt: skip
     _export(request, as_json)
 

@@ -39,6 +39,12 @@ GATES: dict[tuple[Precision, str], Gate] = {
     ("fp32", "draft"): Gate(largest_difference=5e-3, argmax_agreement=0.995),
     ("int8", "target"): Gate(largest_difference=1.0, argmax_agreement=0.95),
     ("int8", "draft"): Gate(largest_difference=0.5, argmax_agreement=0.80),
+    ("fp16", "target"): Gate(largest_difference=0.1, argmax_agreement=0.98),
+    ("fp16", "draft"): Gate(largest_difference=0.1, argmax_agreement=0.95),
+    ("bf16", "target"): Gate(largest_difference=0.5, argmax_agreement=0.95),
+    ("bf16", "draft"): Gate(largest_difference=0.5, argmax_agreement=0.90),
+    ("int4", "target"): Gate(largest_difference=3.0, argmax_agreement=0.60),
+    ("int4", "draft"): Gate(largest_difference=1.0, argmax_agreement=0.40),
 }
 SAME_TOKENS = Gate(largest_difference=0.0, argmax_agreement=1.0)  # for accept, which has no weights
 
@@ -145,6 +151,13 @@ def accept_call(variant: AcceptVariant, vocab_size: int, rows: int, seed: int) -
         "top_k": random.choice([0, 1, 40], 1),
         "top_p": random.choice([0.5, 0.95, 1.0], 1).astype(np.float32),
         "grammar_mask": random.integers(-(2**31), 2**31, (1, rows, words), np.int32),
+        "min_end": random.integers(0, 1000, 1),
+        "bias": random.choice([0, 0, 1.5, -np.inf], (1, 2, vocab_size)).astype(np.float32),
+        "in_prompt": random.random((1, vocab_size)) < 0.1,
+        "generated": (random.integers(0, 3, (1, vocab_size)) * (random.random(vocab_size) < 0.1)).astype(np.float32),
+        "repetition_penalty": random.choice([1.0, 1.3], 1).astype(np.float32),
+        "frequency_penalty": random.choice([0.0, 0.7], 1).astype(np.float32),
+        "presence_penalty": random.choice([0.0, -0.2], 1).astype(np.float32),
     }
     used = [b.name for b in contract.accept(contract.weightless(vocab_size), variant).inputs]
     return Call(program=variant.name, first_slot=0, inputs={name: inputs[name] for name in used})
@@ -164,8 +177,9 @@ def check_parity(reference: Reference, programs: Programs, modules: Modules, man
     config = modules.draft.drafter.config
     block_size, mask = config.block_size, config.mask_token_id
     limits = Limits(max_len=longest + block_size, prefill_chunk=longest, block_sizes=(block_size,))
-    declared = declared_programs(manifest)
-    compiled, oracle = (Runner(p, declared, limits) for p in (programs, PytorchPrograms(modules)))
+    declared, in_fp32 = declared_programs(manifest), manifest.model_copy(update={"geometry": modules.geometry})
+    compiled = Runner(programs, declared, limits)
+    oracle = Runner(PytorchPrograms(modules), declared_programs(in_fp32), limits)
     found = {
         "target": target_parity(reference, compiled, chunk=min(33, longest)),
         **draft_parity(reference, compiled, oracle, block_size, mask),

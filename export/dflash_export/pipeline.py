@@ -9,38 +9,35 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 
-import onnx_ir as ir
 import torch
+from transformers import PreTrainedTokenizerBase
 
 from dflash_engines import contract, golden
-from dflash_engines.backend import Options, Programs
+from dflash_engines.backend import Programs
 from dflash_engines.bundle import MANIFEST_FILE, Bundle
-from dflash_engines.contract import AcceptVariant, Limits, Program
+from dflash_engines.contract import Geometry, Limits, Program
 from dflash_engines.errors import CheckpointError
 from dflash_engines.host_engine import declared_programs
-from dflash_engines.lowerings.int8_weights import int8_weights
-from dflash_engines.manifest import SCHEMA_VERSION, FileRecord, Manifest, Precision
-from dflash_engines.onnxruntime_cpu import OnnxRuntimePrograms
-from dflash_export import draft_vocabulary, golden_cases, parity, rewrite
+from dflash_engines.manifest import SCHEMA_VERSION, Backend, FileRecord, Manifest, Precision
+from dflash_export import draft_vocabulary, golden_cases, parity
 from dflash_export.checkpoint import Checkpoint, load_tokenizer, locate
-from dflash_export.programs import accept
+from dflash_export.precision import calibration, chat
+from dflash_export.precision.formats import CACHE_DTYPES, Formats
+from dflash_export.precision.graph_in_torch import runnable
+from dflash_export.program_files import write_programs
 from dflash_export.programs.build import Modules, Pair, assemble, load_pair
 from dflash_export.prompts import PROMPTS
 from dflash_export.pytorch_backend import PytorchPrograms
-from dflash_export.trace import trace
-from dflash_export.weights import WeightFile
 
 Report = Callable[[str], object]  # told what begins now
+Tokens = Sequence[int]
 MIN_MAX_LEN = 32  # tokens; parity prompts and golden cases need some room
-STEPS = 7  # how often `export` reports
-# Taps are large and rare: fc stays in floating point, whatever the bundle's precision.
-_KEEP = ("drafter.fc",)
+STEPS = 8  # how often `export` reports
 _VERSIONS = ("dflash-trt", "torch", "transformers", "onnx", "onnxruntime", "onnxscript")
-GOLDEN_TOLERANCE: dict[Precision, float] = {"fp32": 5e-3, "int8": 1.0}
+GOLDEN_TOLERANCE: dict[Precision, float] = {"fp32": 5e-3, "fp16": 0.1, "bf16": 0.5, "int8": 1.0, "int4": 1.0}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +49,10 @@ class ExportRequest:
     out: Path
     precision: Precision = "fp32"
     draft_precision: Precision | None = None  # the target's when None; free to be lower, since drafts are checked
+    backend: Backend = "onnxruntime"
+    weight_only: bool = False  # int8 of weights alone
+    quantize_head: bool = False  # the target's too
+    calibration: Path | None = None  # a prompts file; the one that comes with the package when None
     max_len: int = 2048
     max_batch: int = 1
     prefill_chunk: int = 128
@@ -61,9 +62,16 @@ class ExportRequest:
     draft_vocab: int = 0  # tokens the drafter may propose, the most used ones; 0 is all
     draft_vocab_counts: Path | None = None  # the drafter's own token_counts.json when None
 
-    def precision_of(self, program: str) -> Precision:
-        """The number format of a program's weights."""
-        return (self.draft_precision or self.precision) if program.startswith("draft") else self.precision
+    @property
+    def formats(self) -> Formats:
+        """The number formats asked for. Raises CheckpointError for those that can't be together."""
+        return Formats(
+            backend=self.backend,
+            target=self.precision,
+            draft=self.draft_precision or self.precision,
+            weight_only=self.weight_only,
+            quantize_head=self.quantize_head,
+        )
 
 
 def export(request: ExportRequest, report: Report = lambda _: None) -> Bundle:
@@ -71,6 +79,7 @@ def export(request: ExportRequest, report: Report = lambda _: None) -> Bundle:
     if request.out.exists():
         raise CheckpointError(f"{request.out} exists already; choose another folder, or remove it first")
     report("loading checkpoints")
+    formats = request.formats
     target, drafter = locate(request.target), locate(request.drafter)
     models = load_pair(target, drafter)
     tokenizer = load_tokenizer(target.folder)
@@ -80,11 +89,12 @@ def export(request: ExportRequest, report: Report = lambda _: None) -> Bundle:
     reference = parity.record_reference(models.target, prompts)
     modules = assemble(models, draft_vocab=_vocabulary(request, drafter, models), hidden_output=request.hidden_output)
     with _hidden_folder(request.out) as folder:
-        _write_programs(folder, modules, request, report)
+        programs = _programs(request, modules.geometry)
+        prepared = write_programs(folder, modules, programs, formats, _calibration(request, tokenizer), report)
         tokenizer.save_pretrained(folder)
-        manifest = _manifest(request, target, drafter, models, modules, limits)
+        manifest = _manifest(request, target, drafter, models, modules, limits, prepared.formats)
         report("checking parity with PyTorch")
-        compiled = OnnxRuntimePrograms(_seal(folder, manifest), Options())
+        compiled = runnable(_seal(folder, manifest), modules)
         found = parity.check_parity(reference, compiled, modules, manifest)
         report("recording golden cases")
         _save_golden(folder, manifest, PytorchPrograms(modules), compiled, prompts)
@@ -136,45 +146,17 @@ def _hidden_folder(out: Path) -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _write_programs(folder: Path, modules: Modules, request: ExportRequest, report: Report) -> None:
-    geometry = modules.geometry
-    programs = [
-        (modules.target, contract.target(geometry, hidden_output=request.hidden_output)),
-        (modules.draft, contract.draft(geometry)),
-    ]
-    if request.draft_noise:
-        programs.append((modules.draft_noise, contract.draft(geometry, noise=True)))
-    with WeightFile(folder / "weights.bin") as weights:
-        for module, program in programs:
-            report(f"tracing {program.name}")
-            model = _rewritten(trace(module, program), program, request.precision_of(program.name))
-            weights.take(model)
-            ir.save(model, folder / f"{program.name}.onnx")
-    report("tracing accept")
-    for variant in modules.accepts:
-        content = _traced_accept(variant, geometry.vocab_size, modules.draft.drafter.config.mask_token_id)
-        (folder / f"{variant.name}.onnx").write_bytes(content)
+def _programs(request: ExportRequest, geometry: Geometry) -> tuple[Program, ...]:
+    """Those that are traced for the pair; accept is the same for all pairs of a vocabulary."""
+    target = contract.target(geometry, hidden_output=request.hidden_output)
+    drafts = (contract.draft(geometry, noise=noise) for noise in (False, *((True,) if request.draft_noise else ())))
+    return (target, *drafts)
 
 
-@cache
-def _traced_accept(variant: AcceptVariant, vocab_size: int, mask_token_id: int) -> bytes:
-    """The ONNX file; without weights, it is the same for all pairs of a vocabulary."""
-    program = contract.accept(contract.weightless(vocab_size), variant)
-    model = trace(accept.variants(mask_token_id)[variant], program)
-    rewrite.strip(model)
-    content: bytes = ir.serde.serialize_model(model).SerializeToString()
-    return content
-
-
-def _rewritten(model: ir.Model, program: Program, precision: Precision) -> ir.Model:
-    rewrite.name_weights(model.graph)
-    rewrite.merge_products(model.graph)
-    rewrite.strip(model)
-    if precision == "fp32":
-        return model
-    if program.name.startswith("draft"):
-        rewrite.fold_transposes(model.graph)  # the head too: drafts may be inexact, the target's head may not
-    return ir.serde.deserialize_model(int8_weights(ir.serde.serialize_model(model), _KEEP))
+def _calibration(request: ExportRequest, tokenizer: PreTrainedTokenizerBase) -> list[Tokens]:
+    """Token ids of the calibration prompts, as chats where the target has a template."""
+    path = request.calibration or calibration.DEFAULT
+    return [chat.encode(tokenizer, text) for text in calibration.read_prompts(path)]
 
 
 def _manifest(
@@ -184,6 +166,7 @@ def _manifest(
     models: Pair,
     modules: Modules,
     limits: Limits,
+    formats: Formats,
 ) -> Manifest:
     config = models.drafter.config
     return Manifest(
@@ -191,15 +174,16 @@ def _manifest(
         target=target.source,
         drafter=drafter.source,
         architecture=models.target.model.config.model_type,
-        geometry=modules.geometry,
+        geometry=replace(modules.geometry, cache_dtype=CACHE_DTYPES[formats.float_type]),
         limits=limits,
         target_layer_ids=config.target_layer_ids,
         block_size=config.block_size,
         mask_token_id=config.mask_token_id,
         stop_token_ids=models.target.stop_token_ids,
         draft_vocab_size=modules.draft.head.shape[0],
-        precision=request.precision,
-        draft_precision=request.precision_of("draft"),
+        backend=formats.backend,
+        precision=formats.target,
+        draft_precision=formats.draft,
         hidden_output=request.hidden_output,
         programs={name: f"{name}.onnx" for name in _program_names(request, modules)},
         parity={},

@@ -1,4 +1,4 @@
-"""Rewrites of the traced graph: readable weight names, fewer and wider products, weights that can be quantised."""
+"""Rewrites of the traced graph: readable names, fewer and wider products."""
 
 import ast
 from collections import defaultdict
@@ -32,23 +32,19 @@ def name_weights(graph: ir.Graph) -> None:
         if weight is not None and module and f"{module}.weight_t" not in graph.initializers:
             weight.name = f"{module}.weight_t"
             node.name = module
+    for node in _turned_products(graph):
+        node.name = _module(node) or "head"  # the drafter's is not a module
+
+
+def _turned_products(graph: ir.Graph) -> list[ir.Node]:
+    """MatMul nodes whose right side is a constant that is transposed first: the heads."""
+    turned = {node.outputs[0] for node in graph if node.op_type == "Transpose" and constant(node.inputs[0]) is not None}
+    return [node for node in graph if node.op_type == "MatMul" and node.inputs[1] in turned]
 
 
 def _module(node: ir.Node) -> str:
     scopes = ast.literal_eval(node.metadata_props.get(_SCOPES, "[]"))
     return next((scope for scope in reversed(scopes[:-1]) if scope), "")
-
-
-def fold_transposes(graph: ir.Graph) -> None:
-    """Store transposed what a product reads through a Transpose, so that the product can be quantised."""
-    for node in [n for n in graph if n.op_type == "MatMul"]:
-        turned = node.inputs[1].producer() if node.inputs[1] is not None else None
-        tensor = constant(turned.inputs[0]) if turned is not None and turned.op_type == "Transpose" else None
-        if turned is None or tensor is None or turned.inputs[0] is None:
-            continue
-        node.replace_input_with(1, _initializer(graph, f"{turned.inputs[0].name}.weight_t", tensor.numpy().T))
-        if not turned.outputs[0].uses():
-            graph.remove(turned, safe=True)
 
 
 def merge_products(graph: ir.Graph) -> int:

@@ -43,9 +43,14 @@ class WeightFile:
             tensor = value.const_value
             if tensor is None or tensor.nbytes < SMALLEST:
                 continue
-            offset, length = self.place(tensor.numpy())
+            offset, length = self.place(_content(tensor))
             value.const_value = ir.ExternalTensor(
-                FILE, offset, length, tensor.dtype, shape=ir.Shape(tensor.numpy().shape), name=value.name or "",
+                FILE, offset, length, tensor.dtype, shape=tensor.shape, name=value.name or "",
                 base_dir=self._path.parent,
             )  # fmt: skip
             advance(length)
+
+
+def _content(tensor: ir.TensorProtocol) -> np.ndarray:
+    """What lies in the file; NumPy spends a byte on each int4, ONNX half of one."""
+    return np.frombuffer(tensor.tobytes(), np.uint8) if tensor.dtype.bitwidth < 8 else tensor.numpy()

@@ -18,7 +18,7 @@ from dflash_engines.errors import CheckpointError, EngineError
 from dflash_engines.host_engine import declared_programs
 from dflash_engines.manifest import Parity
 from dflash_engines.onnxruntime_cpu import OnnxRuntimePrograms
-from dflash_export import parity, pipeline
+from dflash_export import parity, program_files
 from dflash_export.cli import app
 from dflash_export.parity import Gate
 from dflash_export.pipeline import ExportRequest, export
@@ -90,7 +90,7 @@ def test_limits_that_cannot_be_are_refused_before_any_work(
 
 def test_a_wrong_program_fails_parity_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The newest row of every call is not attended: logits stay plausible, so only the comparison can tell."""
-    monkeypatch.setattr(pipeline, "trace", lambda module, program: trace(_shifted(module), program))
+    monkeypatch.setattr(program_files, "trace", lambda module, program: trace(_shifted(module), program))
     with pytest.raises(CheckpointError, match="target does not compute what PyTorch does"):
         export(request(tmp_path))
     assert sorted(p.name for p in tmp_path.iterdir()) == ["drafter", "target"]

@@ -15,7 +15,7 @@ from dflash_engines.lowerings.half_precision import constant, weight_of
 
 BLOCK = 64  # rows; what TensorRT takes for int4
 _INT4 = np.dtype(ml_dtypes.int4)
-_SMALLEST = np.array(2.0**-14)  # fp16 loses digits below
+_SMALLEST = np.array(2.0**-18)  # below, fp16 has too few digits left for a step
 Weights = NDArray[np.float32]
 
 

@@ -15,9 +15,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
-from dflash_engines.backend import Buffers, Run
+from dflash_engines.backend import Buffers, Options, Programs, Run
+from dflash_engines.bundle import Bundle
 from dflash_engines.errors import EngineError
+from dflash_engines.onnxruntime_cpu import OnnxRuntimePrograms
 from dflash_export import ops as ops  # registers torch.ops.dflash
+from dflash_export.programs.build import Modules
+from dflash_export.pytorch_backend import PytorchPrograms
 
 Attributes = Mapping[str, Any]
 Observe = Callable[[str, Tensor], None]  # told the name and content of every floating-point tensor
@@ -50,8 +54,9 @@ class TorchGraph:
         self.inputs = [str(v.name) for v in graph.inputs]
         self.outputs = [str(v.name) for v in graph.outputs]
         self.constants = {n: to_torch(v.const_value.numpy()) for n, v in graph.initializers.items() if v.const_value}
+        self.caches = dict(_cache(value) for value in graph.inputs if value.shape is not None and len(value.shape) == 4)
         self.nodes = [_Node(node) for node in graph]
-        self.last_use = {name: at for at, node in enumerate(self.nodes) for name in node.inputs if name is not None}
+        self.last_use = {name: at for at, node in enumerate(self.nodes) for name in node.inputs}
 
     @torch.no_grad()
     def run(self, inputs: Mapping[str, Tensor], observe: Observe = lambda *_: None) -> dict[str, Tensor]:
@@ -62,20 +67,38 @@ class TorchGraph:
                 values[name] = value
                 if value.is_floating_point():
                     observe(name, value)
-            for name in node.inputs:
-                if name is not None and self.last_use[name] == at and name not in self.outputs:
-                    values.pop(name, None)
+            for used in node.inputs:
+                if self.last_use[used] == at and used is not None and used not in self.outputs:
+                    values.pop(used, None)
         return {name: values[name] for name in self.outputs}
+
+    def empty_caches(self, rows: int) -> dict[str, Tensor]:
+        """Zeros for the caches of one slot."""
+        return {name: torch.zeros(1, heads, rows, dim, dtype=of) for name, (heads, dim, of) in self.caches.items()}
+
+
+def _cache(value: ir.Value) -> tuple[str, tuple[int, int, torch.dtype]]:
+    """A cache's name, heads, head size and type."""
+    assert value.shape is not None
+    assert value.dtype is not None
+    heads, dim = value.shape[1], value.shape[3]
+    assert isinstance(heads, int)
+    assert isinstance(dim, int)
+    return str(value.name), (heads, dim, _TORCH[value.dtype])
 
 
 class TorchGraphPrograms:
-    """Implements `backend.Programs` over graphs, by program name."""
+    """Implements `backend.Programs` over a bundle's own files; programs without weights are the torch modules."""
 
-    def __init__(self, models: Mapping[str, ir.Model]) -> None:
-        self.graphs = {name: TorchGraph(model) for name, model in models.items()}
+    def __init__(self, bundle: Bundle, modules: Modules) -> None:
+        names = [name for name in bundle.manifest.programs if not name.startswith("accept")]
+        self.graphs = {name: TorchGraph(ir.load(bundle.program(name))) for name in names}
+        self.accepts = PytorchPrograms(modules)
 
     def bind(self, program: str, inputs: Buffers, outputs: Buffers) -> Run:
         """See `backend.Programs.bind`."""
+        if program not in self.graphs:
+            return self.accepts.bind(program, inputs, outputs)
         graph = self.graphs[program]
 
         def run() -> None:
@@ -84,6 +107,13 @@ class TorchGraphPrograms:
                 np.copyto(array, to_numpy(found[name]))
 
         return run
+
+
+def runnable(bundle: Bundle, modules: Modules) -> Programs:
+    """The bundle's programs in ONNX Runtime, or where it isn't their backend, as close to it as this machine can."""
+    if bundle.manifest.backend == "onnxruntime":
+        return OnnxRuntimePrograms(bundle, Options())
+    return TorchGraphPrograms(bundle, modules)
 
 
 class _Node:
@@ -181,6 +211,7 @@ def _quantize(_: Attributes, x: Tensor, scale: Tensor, zero: Tensor) -> Tensor:
 
 
 _OPERATORS: dict[str, Callable[..., Any]] = {
+    "Abs": lambda _, x: x.abs(),
     "Add": lambda _, x, y: x + y,
     "And": lambda _, x, y: x & y,
     "ArgMax": lambda a, x: x.argmax(a["axis"], keepdim=bool(a.get("keepdims", 1))),
