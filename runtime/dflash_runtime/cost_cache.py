@@ -1,4 +1,4 @@
-"""Cost tables on disk: an engine is measured once on a machine, and again when anything that its speed hangs on changes.
+"""Cost tables on disk: an engine is measured once a machine, and again when something changes that its speed hangs on.
 
 A file that can't be read is measured anew, a folder that can't be written to costs a measurement at every start.
 """

@@ -19,6 +19,8 @@ from dflash_engines.sampling import LIKELIEST, SamplingParameters
 from dflash_runtime.answer import Answer
 from dflash_runtime.chat_template import ChatTemplate
 from dflash_runtime.completion import Completion, Step, time_split
+from dflash_runtime.cost_cache import cached_costs
+from dflash_runtime.cost_table import CostTable
 from dflash_runtime.detokenize import detokenizers, special_tokens
 from dflash_runtime.loop import DecodeLoop
 from dflash_runtime.prompt import Prompt, PromptEncoder
@@ -38,14 +40,15 @@ _SLOT = 0
 class Decoder:
     """Generates with one engine, one request at a time, from one thread."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, costs: Callable[[], CostTable] | None = None) -> None:
+        """`costs` gives the engine's cost table when it is first needed; by default it is measured."""
         self.engine = engine
         self.tokenizer = _tokenizer(engine.bundle.file(TOKENIZER_FILE))
         self.tokenizer.no_truncation()  # a prompt is never cut behind the user's back
         self.tokenizer.no_padding()
         self.encoder = PromptEncoder(self.tokenizer, ChatTemplate.of(engine.bundle))
         self._new_detokenizer = detokenizers(self.tokenizer)
-        self._loop = DecodeLoop(engine)
+        self._loop = DecodeLoop(engine, costs)
 
     @classmethod
     def load(
@@ -62,7 +65,8 @@ class Decoder:
         memory. Raises BundleError, ContractError or EngineError.
         """
         options = Options(threads=threads, max_len=max_len, slots=1)
-        return cls(load_engine(Bundle.open(path), backend, options))
+        engine = load_engine(Bundle.open(path), backend, options)
+        return cls(engine, cached_costs(engine, backend=backend, threads=threads))
 
     def generate(  # noqa: PLR0913, a request has as many options as it has
         self,
@@ -78,19 +82,30 @@ class Decoder:
         top_p: float = 1.0,
         min_p: float = 0.0,
         seed: int | None = None,
+        draft_temperature: float = 0.0,
+        denoise_steps: int = 1,
     ) -> Generator[Step, None, Completion]:
         """Yield a step for every target pass until a stop, `max_new_tokens` or the end of the context.
 
-        `block_size` 1 decodes without the drafter; the default is the one the drafter was trained for, or the
-        engine's largest if that is smaller. `stop_token_ids` takes the place of the model's own; () stops at
-        none. The text ends before the first of the strings in `stop`, the token ids with the token that completes
-        it. `response_format` holds the text to a JSON schema, a regex, a grammar or choices (see
-        structured_output). `temperature` 0 takes the likeliest token; above, tokens are sampled after `top_k`,
-        `top_p` and `min_p` (see SamplingParameters). The same `seed` gives the same answer at any block size; without one,
-        the answer reports the one drawn for it. Raises RequestError here, not at the first step. The generator's
-        own value is the whole answer; it may be dropped at any point.
+        `block_size` 1 decodes without the drafter; by default each pass has the size that pays best at the moment, by
+        costs that are measured when they are first needed. `denoise_steps` drafts a block in several launches, and a
+        `draft_temperature` above 0 lets the drafter draw; neither of the three changes a token. `stop_token_ids` takes
+        the place of the model's own; () stops at none. The text ends before the first of the strings in `stop`, the
+        token ids with the token that completes it. `response_format` holds the text to a JSON schema, a regex, a
+        grammar or choices (see structured_output). `temperature` 0 takes the likeliest token; above, tokens are
+        sampled after `top_k`, `top_p` and `min_p` (see SamplingParameters). The same `seed` gives the same answer;
+        without one, the answer reports the one drawn for it. Raises RequestError here, not at the first step. The
+        generator's own value is the whole answer; it may be dropped at any point.
         """
-        sampling = sampling_parameters(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed)
+        sampling = sampling_parameters(
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            min_p=min_p,
+            seed=seed,
+            draft_temperature=draft_temperature,
+            denoise_steps=denoise_steps,
+        )
         request = self.request(
             prompt, max_new_tokens, block_size, stop_token_ids, sampling, stop=stop, response_format=response_format
         )
@@ -110,6 +125,8 @@ class Decoder:
         top_p: float = 1.0,
         min_p: float = 0.0,
         seed: int | None = None,
+        draft_temperature: float = 0.0,
+        denoise_steps: int = 1,
     ) -> Completion:
         """Like `generate`, but returns the whole answer."""
         steps = self.generate(
@@ -124,6 +141,8 @@ class Decoder:
             top_p=top_p,
             min_p=min_p,
             seed=seed,
+            draft_temperature=draft_temperature,
+            denoise_steps=denoise_steps,
         )
         return finish(steps)
 
@@ -144,13 +163,12 @@ class Decoder:
         strings, special = stop_strings(stop), special_tokens(self.tokenizer)
         named = (special[string] for string in strings if string in special)  # the text never shows these
         grammar = self._grammar(response_format)
-        largest = min(manifest.block_size, max(limits.block_sizes))
         request = Request(
             tokens=self.encoder.encode(prompt),
             max_new_tokens=count("max_new_tokens", max_new_tokens),
             stop_token_ids=frozenset((*token_ids("stop_token_ids", stops), *named)),
             stop_strings=strings,
-            block_size=largest if block_size is None else count("block_size", block_size),
+            block_size=None if block_size is None else count("block_size", block_size),
             sampling=sampling if grammar is None else constrained(sampling),
             grammar=grammar,
         )
@@ -196,6 +214,8 @@ class Decoder:
 
     def run(self, request: Request) -> Generator[Step, None, Completion]:
         """Yield a step for every target pass of a checked request; the generator's value is the whole answer."""
+        if request.block_size is None:
+            self._loop.prepare()  # its time isn't the answer's
         answer = self.answer(request)
         before, begin, seconds = self.engine.timing, perf_counter(), 0.0
         with closing(self._loop.run(_SLOT, request)) as passes:
@@ -220,7 +240,14 @@ def _tokenizer(file: Path) -> Tokenizer:
 
 
 def sampling_parameters(
-    *, temperature: float, top_k: int, top_p: float, min_p: float, seed: int | None
+    *,
+    temperature: float,
+    top_k: int,
+    top_p: float,
+    min_p: float,
+    seed: int | None,
+    draft_temperature: float = 0.0,
+    denoise_steps: int = 1,
 ) -> SamplingParameters:
     """The checked parameters, with a fresh seed of 32 bits where none is given. Raises RequestError."""
     return SamplingParameters(
@@ -229,6 +256,8 @@ def sampling_parameters(
         top_p=top_p,
         min_p=min_p,
         seed=secrets.randbits(32) if seed is None else seed,
+        draft_temperature=draft_temperature,
+        denoise_steps=denoise_steps,
     )
 
 

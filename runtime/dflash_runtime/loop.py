@@ -3,11 +3,13 @@
 It works on token ids and any engine; it knows no text and no queue.
 """
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 
 from dflash_engines.engine import Engine, Iteration
 from dflash_engines.errors import DflashError, EngineError, RequestError
+from dflash_runtime.block_size import BlockSizes
+from dflash_runtime.cost_table import CostTable, measure
 from dflash_runtime.request import Request, check_request
 from dflash_runtime.slot import FinishReason, Slot
 
@@ -35,8 +37,11 @@ class Failure:
 class DecodeLoop:
     """Steps the requests of an engine's slots. Calls are made from one thread."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, costs: Callable[[], CostTable] | None = None) -> None:
+        """`costs` gives the engine's cost table when it is first needed; by default it is measured."""
         self._engine = engine
+        self._costs = costs or (lambda: measure(engine))
+        self._block_sizes: BlockSizes | None = None  # not before a request leaves the choice to us
         self.slots = tuple(Slot(index=i) for i in range(engine.limits.max_batch))
         self._turns = 0
         self._in_flight = 0  # iterations launched and not yet collected
@@ -44,10 +49,27 @@ class DecodeLoop:
     def admit(self, slot: int, request: Request) -> None:
         """Give `request` a free slot. Raises RequestError when the request or the slot is not fit for it."""
         check_request(request, limits=self._engine.limits, manifest=self._engine.bundle.manifest)
+        if request.sampling.denoise_steps > 1 and not self._engine.denoises:
+            raise RequestError("this engine drafts a block in one step; leave denoise_steps at 1")
         if self.slots[slot].request is not None:
             raise RequestError("another generation is running here; finish or close it before starting one")
+        if request.block_size is None:
+            self.prepare()
+        if self._block_sizes is not None:
+            self._block_sizes.admit(slot)
         self._turns += 1
         self.slots[slot].admit(request, self._turns)
+
+    def prepare(self) -> None:
+        """Find out what each block size costs, unless it is known, or a request is in flight: slots are cleared.
+
+        The first request without a block size of its own does it, in a few seconds at most; a server does it at its
+        start.
+        """
+        if self._block_sizes is None and all(slot.request is None for slot in self.slots):
+            for slot in self.slots:
+                slot.forget()
+            self._block_sizes = BlockSizes(self._costs())
 
     def release(self, slot: int) -> None:
         """End the slot's request, finished or not; its rows stay for a request with the same prefix."""
@@ -123,15 +145,27 @@ class DecodeLoop:
         return [self._commit(slot, found, row=0, verified=False)]
 
     def _iterate(self, slots: list[Slot]) -> list[Progress | Failure]:
-        """One iteration at the largest block size asked for: any block size gives the same tokens."""
+        """One iteration; any block size gives the same tokens."""
         try:
-            self._launch(slots, max(slot.request.block_size for slot in slots if slot.request is not None))
+            self._launch(slots, self._block_size(slots))
             found = self._engine.collect()
             self._in_flight -= 1
         except BaseException:  # Ctrl-C too: what the engine found is lost, the slots' tokens are not
             self._step_back(slots)
             raise
         return [self._commit(slot, found, row=slot.index, verified=True) for slot in slots if found.active[slot.index]]
+
+    def _block_size(self, slots: list[Slot]) -> int:
+        """The largest that is asked for, or the best for all slots where one leaves it open and it is larger."""
+        requests = [slot.request for slot in slots if slot.request is not None]
+        asked = [request.block_size for request in requests if request.block_size is not None]
+        if len(asked) < len(requests):
+            steps = max(request.sampling.denoise_steps for request in requests)
+            lengths = {slot.index: len(slot.tokens) for slot in slots}
+            largest = max(self._engine.limits.block_sizes)
+            sizes = self._block_sizes
+            asked.append(largest if sizes is None else sizes.choose(lengths, denoise_steps=steps))
+        return max(asked)
 
     def _launch(self, slots: list[Slot], block_size: int) -> None:
         """As many iterations as the engine takes; but one at a time where masks depend on what it drafts."""
@@ -150,6 +184,8 @@ class DecodeLoop:
         gained = [int(token) for token in found.sampled[row, : found.accepted[row] + 1]]
         if verified:
             slot.rows = len(slot.tokens) - 1 + len(gained)
+            if self._block_sizes is not None:
+                self._block_sizes.observe(slot.index, block_size=found.block.shape[1], gained=len(gained))
         try:
             kept, reason = slot.commit(gained, self._engine.limits.max_len)
         except RequestError as e:

@@ -14,12 +14,12 @@ from dflash_runtime.structured.constraint import Grammar
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """What to generate from which prompt. `block_size` 1 decodes plainly, without the drafter."""
+    """What to generate from which prompt. `block_size` 1 decodes plainly, without the drafter; None: what pays best."""
 
     tokens: tuple[int, ...]  # the prompt
     max_new_tokens: int
     stop_token_ids: frozenset[int]
-    block_size: int
+    block_size: int | None
     sampling: SamplingParameters = LIKELIEST
     grammar: Grammar | None = None  # of structured output
     stop_strings: tuple[str, ...] = ()  # for whoever makes the text; the loop knows none
@@ -40,8 +40,13 @@ def check_request(request: Request, *, limits: Limits, manifest: Manifest) -> No
     if count("max_new_tokens", request.max_new_tokens) < 1:
         raise RequestError(f"max_new_tokens must be at least 1, not {request.max_new_tokens}")
     largest = max(limits.block_sizes)
-    if not 1 <= count("block_size", request.block_size) <= largest:
+    if request.block_size is not None and not 1 <= count("block_size", request.block_size) <= largest:
         raise RequestError(f"block_size must be within 1..{largest} on this engine, not {request.block_size}")
+    if request.sampling.draws_drafts and "draft_noise" not in manifest.programs:
+        raise RequestError(
+            "this bundle has no program 'draft_noise', so its drafter can't draw; export the pair again with "
+            "--draft-noise, or leave draft_temperature at 0"
+        )
     if (needed := request.sampling.variant.name) not in manifest.programs:
         raise RequestError(
             f"this bundle has no program {needed!r}, so it can't sample this way; "
