@@ -8,7 +8,7 @@ WORKERS ?= 2
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 DEMO_MODEL := models/smollm2-135m-instruct-dflash
 
-.PHONY: demo test test-all check bench clean
+.PHONY: demo test test-all check bench bench-report clean
 
 demo: $(INSTALLED) build/demo
 	$(BIN)/dflash-generate build/demo --compare --max-new-tokens 128 --prompts docs/demo_prompts.jsonl
@@ -24,8 +24,16 @@ check: $(INSTALLED)
 	$(BIN)/ruff check
 	$(BIN)/mypy
 
+# The core ratios, each of two things run in turn; the cost of large caches needs a bundle that has them.
 bench: $(INSTALLED) build/demo build/demo-int8 build/demo-long
-	$(BIN)/python scripts/bench_core.py --fp32 build/demo --int8 build/demo-int8 --long build/demo-long --target build/target
+	$(BIN)/dflash-bench build/demo build/demo-int8 --preset core --peer transformers
+	$(BIN)/dflash-bench build/demo-long --mode cache
+
+# Every mode, with all peers that are installed; MINUTES is what it may take.
+MINUTES ?= 10
+PEERS ?= --peer transformers --peer transformers-prompt-lookup --peer authors-loop
+bench-report: $(INSTALLED) build/demo build/demo-int8
+	$(BIN)/dflash-bench build/demo build/demo-int8 --preset report --minutes $(MINUTES) $(PEERS) --out docs/bench
 
 build/demo: | $(INSTALLED)
 	$(BIN)/dflash-export demo $@
@@ -38,7 +46,7 @@ build/demo-long: | $(INSTALLED)
 
 $(INSTALLED): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[export,ort,training,dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[export,ort,serve,training,dev]'
 	touch $@
 
 clean:

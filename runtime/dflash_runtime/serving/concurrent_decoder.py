@@ -1,6 +1,6 @@
 """The library's other front door: many requests at a time over one engine, from any thread or event loop."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -82,9 +82,14 @@ class ConcurrentDecoder:
         """Steps for `async for`, in a coroutine. Raises as `generate`."""
         return self.stream_all([request], urgency)[0]
 
-    def stream_all(self, requests: Sequence[Request], urgency: Urgency = WHENEVER) -> list[AsyncAnswerStream]:
-        """As `stream`, for several that are taken in together or not at all."""
-        streams = [AsyncAnswerStream(self.texts.answer(request), urgency) for request in requests]
+    def stream_all(
+        self, requests: Sequence[Request], urgency: Urgency = WHENEVER, shown: Collection[str] = ()
+    ) -> list[AsyncAnswerStream]:
+        """As `stream`, for several that are taken in together or not at all.
+
+        Their texts have the special tokens that are named in `shown`; no others.
+        """
+        streams = [AsyncAnswerStream(self.texts.answer(request, shown), urgency) for request in requests]
         self._thread.submit([stream.generation for stream in streams])
         return streams
 

@@ -1,0 +1,33 @@
+"""From a bundle to a decoder that has proved itself."""
+
+import logging
+from pathlib import Path
+
+from dflash_engines import golden
+from dflash_engines.backend import Options, load_engine
+from dflash_engines.bundle import Bundle
+from dflash_engines.engine import Engine
+from dflash_engines.host_engine import HostEngine, declared_programs
+from dflash_runtime.serving.concurrent_decoder import ConcurrentDecoder
+from dflash_runtime.serving.observer import Observer
+
+log = logging.getLogger("dflash.server")
+
+
+def load(
+    observer: Observer, *, path: Path, backend: str, options: Options, queue_size: int, target_gap: float
+) -> ConcurrentDecoder:
+    """Load the bundle in folder `path` and run its golden cases. Raises DflashError."""
+    engine = load_engine(Bundle.open(path), backend, options)
+    prove(engine)
+    return ConcurrentDecoder(engine, queue_size=queue_size, target_gap=target_gap, observer=observer)
+
+
+def prove(engine: Engine) -> None:
+    """Run the bundle's golden cases on this machine. Raises EngineError or BundleError."""
+    assert isinstance(engine, HostEngine)
+    manifest = engine.bundle.manifest
+    cases = golden.Golden.load(engine.bundle.file(golden.FILE))
+    runner = golden.Runner(engine.programs, declared_programs(manifest), manifest.limits)
+    deviation = golden.check(cases, runner)
+    log.info("golden test passed", extra={"cases": len(cases.calls), "deviation": deviation})
