@@ -1,6 +1,6 @@
 """The library's other front door: many requests at a time over one engine, from any thread or event loop."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -9,6 +9,8 @@ from dflash_engines.backend import Options, load_engine
 from dflash_engines.bundle import Bundle
 from dflash_engines.engine import Engine
 from dflash_runtime.completion import Completion
+from dflash_runtime.cost_cache import cached_costs
+from dflash_runtime.cost_table import CostTable
 from dflash_runtime.decoder import Decoder
 from dflash_runtime.request import Request
 from dflash_runtime.serving.engine_thread import EngineThread
@@ -36,11 +38,13 @@ class ConcurrentDecoder:
         queue_size: int = DEFAULT_QUEUE_SIZE,
         target_gap: float = DEFAULT_TARGET_GAP,
         observer: Observer | None = None,
+        costs: Callable[[], CostTable] | None = None,
     ) -> None:
+        """As `load`, which most will use; `costs` are as DecodeLoop's."""
         self.texts = Decoder(engine)
         self.queue = WaitingQueue(slots=engine.limits.max_batch, size=queue_size)
         pacer = Pacer(prefill_chunk=engine.limits.prefill_chunk, target_gap=target_gap)
-        scheduler = Scheduler(engine, queue=self.queue, pacer=pacer, observer=observer or NoObserver())
+        scheduler = Scheduler(engine, queue=self.queue, pacer=pacer, observer=observer or NoObserver(), costs=costs)
         self._thread = EngineThread(scheduler, self.queue)
 
     @classmethod
@@ -61,7 +65,9 @@ class ConcurrentDecoder:
         as chunks of other requests' prompts can: they are made smaller. The rest is as Decoder.load's.
         """
         options = Options(threads=threads, max_len=max_len, slots=slots)
-        return cls(load_engine(Bundle.open(path), backend, options), queue_size=queue_size, target_gap=target_gap)
+        engine = load_engine(Bundle.open(path), backend, options)
+        costs = cached_costs(engine, backend=backend, threads=threads)
+        return cls(engine, queue_size=queue_size, target_gap=target_gap, costs=costs)
 
     @property
     def alive(self) -> bool:

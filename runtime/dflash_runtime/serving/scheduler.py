@@ -10,6 +10,7 @@ from time import monotonic
 from dflash_engines.engine import Engine
 from dflash_engines.errors import DflashError, EngineError, RequestError
 from dflash_runtime.completion import Completion, time_split
+from dflash_runtime.cost_table import CostTable
 from dflash_runtime.loop import DecodeLoop, Failure, Progress
 from dflash_runtime.serving.errors import CancelledError, DeadlineError
 from dflash_runtime.serving.generation import Generation
@@ -25,9 +26,18 @@ _SMOOTHING = 1 / 8  # of the usual time in a slot
 class Scheduler:
     """Decides what the engine does next, and hands every request what it gained."""
 
-    def __init__(self, engine: Engine, *, queue: WaitingQueue, pacer: Pacer, observer: Observer) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        *,
+        queue: WaitingQueue,
+        pacer: Pacer,
+        observer: Observer,
+        costs: Callable[[], CostTable] | None = None,
+    ) -> None:
+        """`costs` are as DecodeLoop's."""
         self._engine, self._queue, self._pacer, self._observer = engine, queue, pacer, observer
-        self._loop = DecodeLoop(engine)
+        self._loop = DecodeLoop(engine, costs)
         self._running: dict[int, Generation] = {}  # by slot
 
     @property

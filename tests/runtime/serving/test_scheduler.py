@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from dflash_engines.engine import Iteration
 from dflash_engines.errors import EngineError, RequestError
 from dflash_engines.host_engine import HostEngine
-from dflash_engines.sampling import LIKELIEST, SamplingParameters
 from dflash_runtime.serving.errors import CancelledError, DeadlineError, QueueFullError
 from dflash_runtime.serving.observer import NoObserver
 from dflash_runtime.serving.pacer import Pacer
@@ -235,12 +234,10 @@ class Flaky:
             raise EngineError("the device is on fire")
         self._engine.prefill(slot, tokens, start)
 
-    def finish_prefill(
-        self, slot: int, tokens: Sequence[int], start: int, sampling: SamplingParameters = LIKELIEST
-    ) -> Iteration:
+    def finish_prefill(self, slot: int, *given: Any, **named: Any) -> Iteration:
         if self.fail_prefill(slot):
             raise EngineError("the device is on fire")
-        return self._engine.finish_prefill(slot, tokens, start, sampling)
+        return self._engine.finish_prefill(slot, *given, **named)
 
 
 @pytest.fixture

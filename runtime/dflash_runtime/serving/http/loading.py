@@ -8,6 +8,7 @@ from dflash_engines.backend import Options, load_engine
 from dflash_engines.bundle import Bundle
 from dflash_engines.engine import Engine
 from dflash_engines.host_engine import HostEngine, declared_programs
+from dflash_runtime.cost_cache import cached_costs
 from dflash_runtime.serving.concurrent_decoder import ConcurrentDecoder
 from dflash_runtime.serving.observer import Observer
 
@@ -17,10 +18,13 @@ log = logging.getLogger("dflash.server")
 def load(
     observer: Observer, *, path: Path, backend: str, options: Options, queue_size: int, target_gap: float
 ) -> ConcurrentDecoder:
-    """Load the bundle in folder `path` and run its golden cases. Raises DflashError."""
+    """Load the bundle in folder `path`, run its golden cases, and time its block sizes. Raises DflashError."""
     engine = load_engine(Bundle.open(path), backend, options)
     prove(engine)
-    return ConcurrentDecoder(engine, queue_size=queue_size, target_gap=target_gap, observer=observer)
+    costs = cached_costs(engine, backend=backend, threads=options.threads)()
+    return ConcurrentDecoder(
+        engine, queue_size=queue_size, target_gap=target_gap, observer=observer, costs=lambda: costs
+    )
 
 
 def prove(engine: Engine) -> None:

@@ -3,12 +3,12 @@
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from time import sleep
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 import uvicorn
 from openai import OpenAI
@@ -33,19 +33,19 @@ class Running:
     service: Service
     url: str
     parrot: Parrot
-    http: httpx.Client = field(init=False)
+    http: httpx2.Client = field(init=False)
 
     def __post_init__(self) -> None:
-        self.http = httpx.Client(base_url=self.url, timeout=30, trust_env=False)
+        self.http = httpx2.Client(base_url=self.url, timeout=30, trust_env=False)
 
     def client(self, **options: Any) -> OpenAI:
         given: dict[str, Any] = {"base_url": f"{self.url}/v1", "api_key": "none", "max_retries": 0, "timeout": 30}
         return OpenAI(**(given | options), http_client=self.http)
 
-    def post(self, path: str = "/v1/chat/completions", **fields: Any) -> httpx.Response:
+    def post(self, path: str = "/v1/chat/completions", **fields: Any) -> httpx2.Response:
         return self.http.post(path, json={"model": "parrot", **fields})
 
-    def say(self, text: str, **fields: Any) -> httpx.Response:
+    def say(self, text: str, **fields: Any) -> httpx2.Response:
         return self.post(messages=say(text), **fields)
 
     @property
@@ -65,7 +65,7 @@ def running(folder: Path, *, slots: int = 4, queue_size: int = 64, **settings: A
     def load(metrics: Metrics) -> ConcurrentDecoder:
         return ConcurrentDecoder(engine, queue_size=queue_size, observer=metrics)
 
-    service = Service(load, Settings(**({"model": "parrot", "drain_timeout": 5.0} | settings)))
+    service = Service(load, replace(Settings(model="parrot", drain_timeout=5.0), **settings))
     with serving(service) as url:
         until(lambda: service.state == "ready")
         server = Running(service=service, url=url, parrot=engine.programs)

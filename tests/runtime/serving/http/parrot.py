@@ -5,7 +5,8 @@ drafter guesses every third token wrongly. It stands in for the programs of a bu
 """
 
 import json
-from functools import partial
+from collections.abc import Callable
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,13 @@ ACCEPTS = ("accept", "accept_mask", "accept_sampling", "accept_sampling_mask", "
            "accept_sampling_filters_mask")  # fmt: skip
 FAULTY = "<fault>"  # in a prompt: the backend fails while the answer is written
 _tokenizer = byte_tokenizer()
+
+
+def _ids(text: str) -> list[int]:
+    return list(_tokenizer.encode(text, add_special_tokens=False).ids)
+
+
+_TURN_IDS = _ids(TURN)
 
 
 def write_parrot(folder: Path, template: str) -> Path:
@@ -47,7 +55,7 @@ class Parrot:
     """Implements `backend.Programs`."""
 
     def __init__(self) -> None:
-        self.pace = lambda: None  # called at every pass
+        self.pace: Callable[[], None] = lambda: None  # called at every pass
 
     def bind(self, program: str, inputs: Buffers, outputs: Buffers) -> Run:
         if program == "target":
@@ -71,22 +79,22 @@ def _remember(cache: NDArray[Any], slot: int, start: int, tokens: NDArray[np.int
 
 def _said_after(cache: NDArray[Any], slot: int, rows: int) -> int:
     """The next token after that many."""
-    ids = cache[slot, 0, :rows, 0].astype(int).tolist()
-    text = _tokenizer.decode(ids, skip_special_tokens=False)
-    if FAULTY in text and len(text.rpartition(TURN)[2]) > 4:
+    ids = cache[slot, 0, :rows, 0].astype(int)
+    turns = np.flatnonzero(ids == _TURN_IDS[0])
+    if not len(turns):  # a plain completion goes on with its own last character
+        return int(ids[-1])
+    begin = int(turns[-1]) + len(_TURN_IDS)
+    wanted, fault = _wanted(tuple(ids[:begin].tolist()))
+    if fault and rows - begin > 4:
         raise EngineError("the parrot has died")
-    if TURN not in text:  # a plain completion goes on with its own last character
-        return ids[-1]
-    prompt = text.rpartition(TURN)[0]
-    wanted = prompt.rpartition("<say>")[2].partition("</say>")[0]
-    # By bytes: what was said may end within a character.
-    done = len(ids) - ids_of(prompt + TURN)
-    rest = _tokenizer.encode(wanted, add_special_tokens=False).ids[done:]
-    return rest[0] if rest else END
+    return wanted[rows - begin] if rows - begin < len(wanted) else END
 
 
-def ids_of(text: str) -> int:
-    return len(_tokenizer.encode(text, add_special_tokens=False).ids)
+@lru_cache
+def _wanted(prompt: tuple[int, ...]) -> tuple[list[int], bool]:
+    """What is to be said, and whether it ends badly."""
+    text = _tokenizer.decode(list(prompt), skip_special_tokens=False)
+    return _ids(text.rpartition("<say>")[2].partition("</say>")[0]), FAULTY in text
 
 
 def _draft(given: Buffers, found: Buffers) -> None:

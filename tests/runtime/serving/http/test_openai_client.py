@@ -3,7 +3,7 @@
 import asyncio
 from typing import Any
 
-import httpx
+import httpx2
 import openai
 import pytest
 from openai import AsyncOpenAI
@@ -58,7 +58,7 @@ def test_the_async_client_many_at_once(server: Running) -> None:
         return "".join([chunk.choices[0].delta.content or "" async for chunk in stream])
 
     async def ask_all() -> list[str]:
-        http = httpx.AsyncClient(trust_env=False)
+        http = httpx2.AsyncClient(trust_env=False)
         async with AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, http_client=http) as client:
             return await asyncio.gather(*(ask(client, i) for i in range(16)))
 
@@ -155,10 +155,16 @@ def test_how_much_was_drafted(server: Running) -> None:
     with server.http.stream(
         "POST",
         "/v1/chat/completions",
-        json={"model": "parrot", "messages": say(TEXT), "stream": True, "stream_options": {"include_acceptance": True}},
+        json={
+            "model": "parrot",
+            "messages": say(TEXT),
+            "stream": True,
+            "stream_options": {"include_acceptance": True},
+            "block_size": 6,
+        },
     ) as response:
         lines = [line.removeprefix("data: ") for line in response.iter_lines() if line and "[DONE]" not in line]
-    told = [httpx.Response(200, text=line).json() for line in lines]
+    told = [httpx2.Response(200, text=line).json() for line in lines]
     steps = [chunk["acceptance"] for chunk in told if "acceptance" in chunk]
     assert "".join(step["text"] for step in steps) == TEXT
     assert sum(step["tokens"] for step in steps) == len(TEXT.encode()) + 1
