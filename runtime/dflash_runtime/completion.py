@@ -73,6 +73,11 @@ class Completion:
         return dict(sorted(Counter(self.acceptance_lengths).items()))
 
     @property
+    def block_size_histogram(self) -> dict[int, int]:
+        """How many verifying passes had that block size, ascending; 1 is plain."""
+        return dict(sorted(Counter(self.block_sizes).items()))
+
+    @property
     def acceptance_by_position(self) -> tuple[float, ...]:
         """For the first drafted token, the second, …: the share of passes with such a draft that accepted it."""
         passes = list(zip(self.acceptance_lengths, self.block_sizes, strict=True))

@@ -61,6 +61,8 @@ def generate(
     raw: options.Raw = False,
     max_new_tokens: options.MaxNewTokens = DEFAULT_MAX_NEW_TOKENS,
     block_size: options.BlockSize = None,
+    denoise_steps: options.DenoiseSteps = 1,
+    draft_temperature: options.DraftTemperature = 0.0,
     stop: options.Stop = None,
     temperature: options.Temperature = 0.0,
     top_k: options.TopK = 0,
@@ -78,7 +80,8 @@ def generate(
     any block size: --compare shows it, and what the drafter gains.
     """
     conversations = read_conversations(prompt, prompts)
-    sampling = sampling_parameters(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed)
+    sampling = sampling_parameters(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed,
+                                   draft_temperature=draft_temperature, denoise_steps=denoise_steps)  # fmt: skip
     settings = Settings(max_new_tokens=max_new_tokens, block_size=block_size, stop=tuple(stop or ()),
                         sampling=sampling, raw=raw, as_json=as_json)  # fmt: skip
     decoder = Decoder.load(bundle, backend=backend, threads=threads)

@@ -23,7 +23,7 @@ MaxNewTokens = Annotated[int, typer.Option(help="Longest answer, in tokens.")]
 BlockSize = Annotated[
     int | None,
     typer.Option(
-        help="Tokens checked at once; 1 is plain decoding. Default: what the drafter was trained for.",
+        help="Tokens checked at once; 1 is plain decoding. Default: for each pass what pays best.",
         show_default=False,
     ),
 ]
@@ -35,6 +35,10 @@ Temperature = Annotated[float, typer.Option(help="0 takes the likeliest token; a
 TopK = Annotated[int, typer.Option(help="Sample among the k likeliest tokens; 0 is all.")]
 TopP = Annotated[float, typer.Option(help="Sample among the likeliest tokens of this probability.")]
 MinP = Annotated[float, typer.Option(help="Least probability, as a part of the likeliest token's.")]
+DraftTemperature = Annotated[
+    float, typer.Option(help="Above 0, the drafter draws its guesses, with the noise of the answer's own sampling.")
+]
+DenoiseSteps = Annotated[int, typer.Option(help="Launches of the drafter for each block; the surest tokens stay.")]
 Seed = Annotated[
     int | None, typer.Option(help="The same seed gives the same answers. Default: a fresh one.", show_default=False)
 ]

@@ -80,6 +80,7 @@ def completion_json(completion: Completion) -> dict[str, Any]:
         "acceptance_rate": completion.acceptance_rate,
         "acceptance_histogram": completion.acceptance_histogram,
         "acceptance_by_position": completion.acceptance_by_position,
+        "block_size_histogram": completion.block_size_histogram,
         "tokens_per_second": completion.tokens_per_second,
     }
 
