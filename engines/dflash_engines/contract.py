@@ -5,10 +5,16 @@ Dimensions are named: B slots, S rows in, R rows out, K block, V vocabulary, M c
 This module knows names, types and shapes; it knows no backend and touches no file.
 """
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
 
+from dflash_engines.accept_variant import ACCEPT_VARIANTS as ACCEPT_VARIANTS
+from dflash_engines.accept_variant import FILTERED as FILTERED
+from dflash_engines.accept_variant import GREEDY as GREEDY
+from dflash_engines.accept_variant import SAMPLING as SAMPLING
+from dflash_engines.accept_variant import AcceptVariant as AcceptVariant
+from dflash_engines.accept_variant import cheapest as cheapest
 from dflash_engines.errors import ContractError
 
 
@@ -118,50 +124,6 @@ class Limits:
     def cache_rows(self) -> int:
         """M: the tokens a slot can hold, and guard rows that run-ahead may write but nobody reads."""
         return self.max_len + 2 * max(*self.block_sizes, 2)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AcceptVariant:
-    """What an `accept` program can do; a request pays only for what it uses."""
-
-    sampling: bool = False  # temperature and min_p
-    filters: bool = False  # top_k and top_p, which cost a bisection each
-    logprobs: int = 0  # the top n reported beside the chosen token's
-    bias: bool = False
-    grammar_mask: bool = False
-    penalties: bool = False
-
-    @property
-    def name(self) -> str:
-        """The program's file name without its ending: `accept`, or `accept_sampling_bias`, say."""
-        marks = {"sampling": self.sampling, "filters": self.filters, f"logprobs{self.logprobs}": self.logprobs > 0,
-                 "bias": self.bias, "mask": self.grammar_mask, "penalties": self.penalties}  # fmt: skip
-        return "_".join(["accept", *(mark for mark, used in marks.items() if used)])
-
-    @property
-    def rules(self) -> tuple[str, ...]:
-        """The names of the inputs that say how to decode, in graph order."""
-        return tuple(b.name for b in _rule_inputs(weightless(0), self))
-
-    def covers(self, other: "AcceptVariant") -> bool:
-        """Whether this one can do all that `other` can."""
-        return all(getattr(self, f.name) >= getattr(other, f.name) for f in fields(self))
-
-
-GREEDY = AcceptVariant()
-SAMPLING = AcceptVariant(sampling=True)
-FILTERED = AcceptVariant(sampling=True, filters=True)
-CONSTRAINED = AcceptVariant(grammar_mask=True)
-EVERYTHING = AcceptVariant(sampling=True, filters=True, grammar_mask=True)
-# Those that a bundle holds, the cheapest first. The last one covers all: a rule that a slot doesn't use is given
-# its neutral value, and changes no bit of that slot's tokens.
-ACCEPT_VARIANTS = (GREEDY, SAMPLING, CONSTRAINED, FILTERED, EVERYTHING)
-
-
-def cheapest(needed: Iterable[AcceptVariant]) -> AcceptVariant:
-    """The first variant that can do all that is needed."""
-    wanted = tuple(needed)
-    return next(variant for variant in ACCEPT_VARIANTS if all(map(variant.covers, wanted)))
 
 
 B, S, R, K, M = Dim.SLOTS, Dim.ROWS_IN, Dim.ROWS_OUT, Dim.BLOCK, Dim.CACHE_ROWS
@@ -292,6 +254,11 @@ def accept(geometry: Geometry, variant: AcceptVariant = GREEDY) -> Program:
     )
 
 
+def rule_names(variant: AcceptVariant) -> tuple[str, ...]:
+    """The names of the inputs that say how to decode, in graph order."""
+    return tuple(b.name for b in _rule_inputs(weightless(0), variant))
+
+
 def _rule_inputs(geometry: Geometry, variant: AcceptVariant) -> tuple[Binding, ...]:
     """Inputs that the request's decoding rules need, beyond the greedy ones."""
     sampling = (
@@ -303,19 +270,25 @@ def _rule_inputs(geometry: Geometry, variant: AcceptVariant) -> tuple[Binding, .
         Binding(name="top_k", dtype=Dtype.INT64, shape=(B,), meaning="tokens kept, ties included; 0 keeps all"),
         Binding(name="top_p", dtype=Dtype.FLOAT, shape=(B,), meaning="probability kept, ties included; 1 keeps all"),
     )
-    bias = Binding(name="bias", dtype=Dtype.FLOAT, shape=(B, geometry.vocab_size), meaning="added to every row")
+    bias = (
+        Binding(name="min_end", dtype=Dtype.INT64, shape=(B,), meaning="where the second bias begins"),
+        Binding(name="bias", dtype=Dtype.FLOAT, shape=(B, 2, geometry.vocab_size),
+                meaning="added to the logits of tokens before min_end, and from there on"),
+    )  # fmt: skip
     mask = Binding(name="grammar_mask", dtype=Dtype.INT32, shape=(B, R, geometry.mask_words),
                    meaning="one bit a token, least significant first; 0 forbids")  # fmt: skip
     penalties = (
-        Binding(name="history", dtype=Dtype.INT64, shape=(B, M), meaning="committed tokens, prompt first"),
-        Binding(name="prompt_length", dtype=Dtype.INT64, shape=(B,), meaning="rows of history that are prompt"),
-        *(Binding(name=f"{kind}_penalty", dtype=Dtype.FLOAT, shape=(B,), meaning="penalty parameter")
-          for kind in ("repetition", "presence", "frequency")),
+        Binding(name="in_prompt", dtype=Dtype.BOOL, shape=(B, geometry.vocab_size), meaning="tokens of the prompt"),
+        Binding(name="generated", dtype=Dtype.FLOAT, shape=(B, geometry.vocab_size),
+                meaning="how often each token was generated, the anchor included"),
+        Binding(name="repetition_penalty", dtype=Dtype.FLOAT, shape=(B,), meaning="1 for none"),
+        Binding(name="frequency_penalty", dtype=Dtype.FLOAT, shape=(B,), meaning="0 for none"),
+        Binding(name="presence_penalty", dtype=Dtype.FLOAT, shape=(B,), meaning="0 for none"),
     )  # fmt: skip
     return (
         *(sampling if variant.sampling else ()),
         *(filters if variant.filters else ()),
-        *((bias,) if variant.bias else ()),
+        *(bias if variant.bias else ()),
         *((mask,) if variant.grammar_mask else ()),
         *(penalties if variant.penalties else ()),
     )
@@ -327,7 +300,12 @@ def _logprob_outputs(variant: AcceptVariant) -> tuple[Binding, ...]:
         return ()
     top: Shape = (B, R, variant.logprobs)
     return (
-        Binding(name="logprob", dtype=Dtype.FLOAT, shape=(B, R), meaning="log-probability of the sampled token"),
+        Binding(
+            name="logprob",
+            dtype=Dtype.FLOAT,
+            shape=(B, R),
+            meaning="log-probability of the sampled token, before any rule",
+        ),
         Binding(name="top_tokens", dtype=Dtype.INT64, shape=top, meaning="most likely tokens, best first"),
         Binding(name="top_logprobs", dtype=Dtype.FLOAT, shape=top, meaning="their log-probabilities"),
     )

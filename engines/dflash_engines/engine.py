@@ -5,7 +5,7 @@ An engine steps B slots together. It owns the caches and the slots' positions; t
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +18,30 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class History:
+    """A request's tokens so far."""
+
+    tokens: Sequence[int] = ()  # prompt and what was generated, the anchor of the next block included
+    prompt_length: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Logprobs:
+    """Log-probabilities in the target's own distribution, before every rule."""
+
+    logprob: NDArray[np.float32]  # [B, K] of the sampled tokens
+    top_tokens: NDArray[np.int64]  # [B, K, TOP_LOGPROBS] the likeliest, best first
+    top_logprobs: NDArray[np.float32]  # [B, K, TOP_LOGPROBS]
+
+    @classmethod
+    def among(cls, found: Mapping[str, NDArray[Any]]) -> "Logprobs | None":
+        """Those among the outputs of an accept program; None when it has none."""
+        if "logprob" not in found:
+            return None
+        return cls(**{name: found[name] for name in ("logprob", "top_tokens", "top_logprobs")})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Iteration:
     """What one draft-target-accept pass found. Arrays are owned by the receiver."""
 
@@ -26,6 +50,7 @@ class Iteration:
     accepted: NDArray[np.int64]  # [B] drafted tokens kept; tokens gained are accepted + 1
     finite: NDArray[np.bool_]  # [B] false: this slot's numbers overflowed
     active: NDArray[np.bool_]  # [B] false: not placed at the launch, or placed anew or parked since; ignore its row
+    logprobs: Logprobs | None = None  # of the K rows; None when no slot asks for them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,16 +92,30 @@ class Engine(Protocol):
         start: int,
         sampling: SamplingParameters = LIKELIEST,
         *,
+        history: History | None = None,
         mask: NDArray[np.int32] | None = None,
     ) -> Iteration:
         """Like `prefill` for the prompt's last chunk; returns the first new token as an Iteration of B=1, K=1.
 
-        `mask` [1, W] says which tokens may come first, where `sampling.controls.constrained`.
+        `mask` [1, W] says which tokens may come first, where `sampling.controls.constrained`. Penalties and
+        min_tokens need the `history`.
         """
         ...
 
-    def place(self, slot: int, anchor: int, start: int, limit: int, sampling: SamplingParameters = LIKELIEST) -> None:
-        """Let `slot` take part in iterations: its next block begins with `anchor` at row `start`."""
+    def place(
+        self,
+        slot: int,
+        anchor: int,
+        start: int,
+        limit: int,
+        sampling: SamplingParameters = LIKELIEST,
+        *,
+        history: History | None = None,
+    ) -> None:
+        """Let `slot` take part in iterations: its next block begins with `anchor` at row `start`.
+
+        The anchor is the last token of the `history`, which penalties and min_tokens need.
+        """
         ...
 
     def park(self, slot: int) -> None:

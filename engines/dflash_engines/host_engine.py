@@ -21,12 +21,14 @@ from dflash_engines.backend import Buffers, Options, Programs, Run
 from dflash_engines.bundle import Bundle
 from dflash_engines.contract import Dim, Limits, Program
 from dflash_engines.denoise import keep_surest, steps_for
-from dflash_engines.engine import Iteration, Timing
+from dflash_engines.engine import History, Iteration, Logprobs, Timing
 from dflash_engines.errors import EngineError
 from dflash_engines.manifest import Manifest
 from dflash_engines.sampling import LIKELIEST, SamplingParameters
 from dflash_engines.whole_number import whole_number
 
+_FOUND = ("block", "sampled", "accepted", "finite")
+_REPORTED = ("logprob", "top_tokens", "top_logprobs")
 MIN_ROWS = 2  # of any call; a single token is padded, and the row written for the pad is overwritten later
 
 
@@ -136,10 +138,11 @@ class HostEngine:
         start: int,
         sampling: SamplingParameters = LIKELIEST,
         *,
+        history: History | None = None,
         mask: Mask | None = None,
     ) -> Iteration:
         """Like `prefill` for the last chunk; returns the first new token, as an Iteration of B=1, K=1."""
-        rules = SlotRules(sampling)
+        rules = SlotRules(sampling, history)
         check_masks([rules], {} if mask is None else {0: mask}, self.bundle.manifest.geometry, rows=1)
         self.prefill(slot, tokens, start)
         call = self._bind(sampling.variant.name, slot, self._sizes(slots=1, rows_in=1, rows_out=1))
@@ -151,13 +154,24 @@ class HostEngine:
         rules.fill(arrays, 0, mask)
         self._laid_out = None
         self._timed("accept", call)
-        found = {name: arrays[name].copy() for name in ("block", "sampled", "accepted", "finite")}
-        return Iteration(**found, active=np.ones(1, np.bool_))
+        found = {name: arrays[name].copy() for name in (*_FOUND, *_REPORTED) if name in arrays}
+        return Iteration(
+            **{name: found[name] for name in _FOUND}, active=np.ones(1, np.bool_), logprobs=Logprobs.among(found)
+        )
 
-    def place(self, slot: int, anchor: int, start: int, limit: int, sampling: SamplingParameters = LIKELIEST) -> None:
+    def place(
+        self,
+        slot: int,
+        anchor: int,
+        start: int,
+        limit: int,
+        sampling: SamplingParameters = LIKELIEST,
+        *,
+        history: History | None = None,
+    ) -> None:
         """Let `slot` take part in iterations: its next block begins with `anchor` at row `start`."""
         self._rest()
-        self._rules[slot] = SlotRules(sampling)
+        self._rules[slot] = SlotRules(sampling, history)
         self._anchor[slot], self._start[slot], self._limit[slot] = anchor, start, limit
         self._placed[slot] = True
         self._part(slot)
@@ -311,12 +325,13 @@ class HostEngine:
         placed, arrays = self._placed[decode.slots], decode.accept.arrays
         self._start[decode.slots][placed] = arrays["next_start"][placed]
         self._anchor[decode.slots][placed] = arrays["next_tokens"][placed, 0]
+        names = [name for name in (*_FOUND, *_REPORTED) if name in arrays]
+        found = {name: self._of_all_slots(decode, arrays[name]) for name in names}
+        found |= {name: value[:, :block_size] for name, value in found.items() if value.ndim > 1}
+        for rules, tokens, accepted in zip(self._rules, found["sampled"], found["accepted"], strict=True):
+            rules.commit(tokens[: accepted + 1])
         return Iteration(
-            block=self._of_all_slots(decode, arrays["block"][:, :block_size]),
-            sampled=self._of_all_slots(decode, arrays["sampled"][:, :block_size]),
-            accepted=self._of_all_slots(decode, arrays["accepted"]),
-            finite=self._of_all_slots(decode, arrays["finite"]),
-            active=self._placed.copy(),
+            **{name: found[name] for name in _FOUND}, active=self._placed.copy(), logprobs=Logprobs.among(found)
         )
 
     def _of_all_slots(self, decode: _Decode, values: NDArray[Any]) -> NDArray[Any]:

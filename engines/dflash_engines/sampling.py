@@ -4,10 +4,11 @@ from dataclasses import dataclass
 
 from dflash_engines.contract import GREEDY, AcceptVariant, cheapest
 from dflash_engines.controls import NEUTRAL, Controls
-from dflash_engines.errors import RequestError
+from dflash_engines.parameter_values import real, whole
 
 GREEDY_BELOW = 1e-5  # temperatures that mean: take the likeliest token
 MAX_SEED = 2**60 - 1
+_HOTTEST, _LEAST = 3e38, 1e-38  # what float32 holds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,20 +25,18 @@ class SamplingParameters:
     controls: Controls = NEUTRAL
 
     def __post_init__(self) -> None:
-        _check("temperature", self.temperature, 0.0 <= self.temperature < float("inf"), "a finite number from 0")
-        _check(
-            "top_k", self.top_k, type(self.top_k) is int and 0 <= self.top_k < 2**31, "0 (off) or a number of tokens"
-        )
-        _check("top_p", self.top_p, 0.0 < self.top_p <= 1.0, "above 0, at most 1")
-        _check("min_p", self.min_p, 0.0 <= self.min_p <= 1.0, "within 0..1")
-        _check(
-            "seed", self.seed, type(self.seed) is int and 0 <= self.seed <= MAX_SEED, "a whole number within 0..2^60-1"
-        )
-
-        _check("draft_temperature", self.draft_temperature, 0.0 <= self.draft_temperature < float("inf"),
-               "a finite number from 0")  # fmt: skip
-        _check("denoise_steps", self.denoise_steps, type(self.denoise_steps) is int and self.denoise_steps >= 1,
-               "a whole number of at least 1")  # fmt: skip
+        set_field = object.__setattr__  # frozen: plain Python numbers from here on
+        for name, low, high, wanted in (
+            ("temperature", 0.0, _HOTTEST, "a finite number from 0"),
+            ("top_p", _LEAST, 1.0, "a number above 0, at most 1"),
+            ("min_p", 0.0, 1.0, "a number within 0..1"),
+            ("draft_temperature", 0.0, _HOTTEST, "a finite number from 0"),
+        ):
+            set_field(self, name, real(name, getattr(self, name), low, high, wanted))
+        set_field(self, "top_k", whole("top_k", self.top_k, 0, 2**31 - 1, "0 (off) or a number of tokens"))
+        set_field(self, "seed", whole("seed", self.seed, 0, MAX_SEED, "a whole number within 0..2^60-1"))
+        steps = whole("denoise_steps", self.denoise_steps, 1, 2**31 - 1, "a whole number of at least 1")
+        set_field(self, "denoise_steps", steps)
 
     @property
     def draws_drafts(self) -> bool:
@@ -55,11 +54,6 @@ class SamplingParameters:
         filters = self.top_k > 0 or self.top_p < 1.0
         choice = GREEDY if self.greedy else AcceptVariant(sampling=True, filters=filters)
         return cheapest((choice, self.controls.needs))
-
-
-def _check(name: str, value: float, right: bool, wanted: str) -> None:
-    if not right:
-        raise RequestError(f"{name} must be {wanted}, not {value}")
 
 
 LIKELIEST = SamplingParameters()

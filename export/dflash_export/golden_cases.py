@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dflash_engines.contract import MASK_WORD_BITS, Program
+from dflash_engines.contract import MASK_WORD_BITS
 from dflash_engines.golden import BEST, SLOTS, Call, Golden, Runner, digest
 
 Tokens = Sequence[int]
@@ -52,13 +52,22 @@ def _iteration(
 
 def _accept_calls(runner: Runner, inputs: dict[str, NDArray[Any]]) -> list[Call]:
     """Every variant; the rules differ between the slots."""
+    logits = next(b for b in runner.arena.programs["target"].outputs if b.name == "logits")
+    vocab_size = int(logits.shape[-1])
     rules: dict[str, NDArray[Any]] = {
         "seed": np.array([7, 2**59 + 11]),
         "temperature": np.array([0.9, 0.0], np.float32),
         "min_p": np.array([0.0, 0.5], np.float32),
         "top_k": np.array([0, 3]),
         "top_p": np.array([0.75, 1.0], np.float32),
-        "grammar_mask": _masks(runner.arena.programs["target"], inputs[BEST]),
+        "grammar_mask": _masks(vocab_size, inputs[BEST]),
+        "min_end": inputs["start"] + np.array([2, 0]),
+        "bias": np.where(np.arange(vocab_size) % 7, 0, [[[-np.inf], [0.5]], [[0.25], [0.0]]]).astype(np.float32),
+        "in_prompt": np.arange(vocab_size) % np.array([[2], [5]]) > 0,
+        "generated": np.tile(np.arange(vocab_size) % 4, (SLOTS, 1)).astype(np.float32),
+        "repetition_penalty": np.array([1.25, 1.0], np.float32),
+        "frequency_penalty": np.array([0.0, 0.125], np.float32),
+        "presence_penalty": np.array([0.25, 0.0], np.float32),
     }
     offered = inputs | rules
     calls = []
@@ -69,9 +78,8 @@ def _accept_calls(runner: Runner, inputs: dict[str, NDArray[Any]]) -> list[Call]
     return calls
 
 
-def _masks(target: Program, best: NDArray[np.int64]) -> NDArray[np.int32]:
+def _masks(vocab_size: int, best: NDArray[np.int64]) -> NDArray[np.int32]:
     """[B, R, W]: two of three tokens are allowed, the best one of every row too."""
-    vocab_size = int(next(b for b in target.outputs if b.name == "logits").shape[-1])
     allowed = np.arange(-(-vocab_size // MASK_WORD_BITS) * MASK_WORD_BITS) % 3 > 0
     rows = np.tile(allowed, (*best.shape, 1))
     np.put_along_axis(rows, best[..., None], True, -1)

@@ -108,8 +108,10 @@ def _joined_name(modules: list[str]) -> str:
 
 def strip(model: ir.Model) -> None:
     """Drop the tracer's notes (stack traces of the exporting machine); names and the border's meanings stay."""
-    for node in model.graph:
+    for node in ir.traversal.RecursiveGraphIterator(model.graph):
         node.metadata_props.clear()
         node.doc_string = None
+        for value in node.outputs:
+            value.metadata_props.clear()
     for value in model.graph.initializers.values():
         value.metadata_props.clear()

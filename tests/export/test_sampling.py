@@ -22,7 +22,7 @@ from transformers import (
 from dflash_engines import contract
 from dflash_engines.contract import FILTERED, SAMPLING, AcceptVariant
 from dflash_engines.sampling import MAX_SEED
-from dflash_export.programs import accept, sampling
+from dflash_export.programs import accept, filters, sampling
 from dflash_export.trace import trace
 
 VOCAB = 1030  # not a multiple of a group, nor of the padding
@@ -79,7 +79,9 @@ def transformers_keeps(logits: NDArray[np.float32], temperature: float, k: int, 
 
 def weights_left(logits: NDArray[np.float32], temperature: float, k: int, p: float, min_p: float) -> torch.Tensor:
     weight = sampling.weights(torch.from_numpy(logits)[None], torch.tensor([temperature]))
-    weight = sampling.filtered(weight, torch.tensor([k]), torch.tensor([p]))
+    weight = filters.filtered(
+        weight, torch.tensor([k]), torch.tensor([p]), torch.ones(weight.shape[:2], dtype=torch.bool)
+    )
     return sampling.above(weight, torch.tensor([min_p])[:, None, None])[0, :, : logits.shape[-1]]
 
 
@@ -102,13 +104,15 @@ def test_equal_tokens_stay_together_in_top_k(values: list[float], k: int) -> Non
     np.testing.assert_array_equal(left, weight >= kth)
 
 
-@given(st.integers(0, 2**32 - 1), st.floats(0.01, 0.999))
+@given(st.integers(0, 2**32 - 1), st.floats(0.01, 0.999), st.sampled_from([1, 20, 300]))
 @settings(max_examples=50, deadline=None)
-def test_top_p_keeps_the_smallest_set_that_is_enough(seed: int, p: float) -> None:
-    """With ties; and nothing of another size would do."""
+def test_top_p_keeps_the_smallest_set_that_is_enough(seed: int, p: float, candidates: int) -> None:
+    """With ties; nothing of another size would do, whether the threshold is a candidate or has to be searched."""
     weight = np.random.default_rng(seed).integers(1, 60, 300).astype(np.float32) / 64
     weight[0] = 1
-    threshold = sampling.top_p_threshold(torch.from_numpy(weight)[None, None], torch.tensor([p])).item()
+    weights = torch.from_numpy(weight)[None, None]
+    best = torch.topk(weights, candidates).values
+    threshold = filters.top_p_threshold(weights, best, torch.tensor([p]), torch.tensor(False)).item()
     wanted = np.float32(p) * weight.sum()
     assert threshold in weight
     assert weight[weight >= threshold].sum() >= wanted > weight[weight > threshold].sum()

@@ -1,7 +1,7 @@
 """`accept`: which drafted tokens are kept, and what the next block begins with. It has no weights.
 
-The logits of every row are edited (`masks`), the target's token after each row is chosen from them (`sampling`), and
-the drafted tokens that equal it are kept. A variant has the inputs of the rules that it knows, and leaves out the rest.
+The logits of every row are edited (bias, `penalties`, `masks`), the target's token after each row is chosen from them
+(`sampling`), and the drafted tokens that equal it are kept. A variant has the inputs of the rules that it knows.
 """
 
 from collections.abc import Mapping
@@ -9,8 +9,9 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from dflash_engines.contract import ACCEPT_VARIANTS, AcceptVariant
-from dflash_export.programs import masks, sampling
+from dflash_engines.contract import ACCEPT_VARIANTS, AcceptVariant, rule_names
+from dflash_export.programs import filters, masks, penalties, sampling
+from dflash_export.programs.logprobs import log_probabilities
 
 NO_TOKEN = -1  # sampled in a row whose every token is forbidden; no draft equals it
 Rules = Mapping[str, Tensor]  # the inputs of a variant's rules, by name
@@ -27,27 +28,34 @@ class Accept(nn.Module):
     def forward(
         self, logits: Tensor, block: Tensor, start: Tensor, forced: Tensor, count: Tensor, limit: Tensor, *rules: Tensor
     ) -> tuple[Tensor, ...]:
-        """sampled [B,R], accepted [B], next_tokens [B,R], next_start [B], next_length [B], finite [B]."""
-        given = dict(zip(self.variant.rules, rules, strict=True))
-        edited = self.edited(logits, given)
-        sampled = self.sampled(edited, positions(start, block), given)
+        """sampled [B,R], accepted [B], next_tokens [B,R], next_start [B], next_length [B], finite [B], and reports."""
+        given = dict(zip(rule_names(self.variant), rules, strict=True))
+        edited = self.edited(logits, block, positions(start, block), given)
+        in_use = torch.arange(block.shape[1], device=block.device) < count[:, None]
+        sampled = self.sampled(edited, positions(start, block), in_use, given)
         if edited is not logits:
             sampled = torch.where(edited.amax(-1) == -torch.inf, NO_TOKEN, sampled)
-        return self.verdict(sampled, logits, block, start, forced, count, limit)
+        found = self.verdict(sampled, logits, block, start, forced, count, limit)
+        return (*found, *(log_probabilities(logits, sampled, self.variant.logprobs) if self.variant.logprobs else ()))
 
-    def edited(self, logits: Tensor, rules: Rules) -> Tensor:
+    def edited(self, logits: Tensor, block: Tensor, position: Tensor, rules: Rules) -> Tensor:
         """The logits [B,R,V] as the request wants them, forbidden tokens at -infinity."""
+        if self.variant.bias:
+            slot = torch.arange(block.shape[0], device=block.device)[:, None]
+            logits = logits + rules["bias"][slot, (position >= rules["min_end"][:, None]).long()]
+        if self.variant.penalties:
+            logits = penalties.penalized(logits, block, rules)
         if self.variant.grammar_mask:
             logits = logits + masks.forbidding(rules["grammar_mask"], logits.shape[-1])
         return logits
 
-    def sampled(self, logits: Tensor, position: Tensor, rules: Rules) -> Tensor:
+    def sampled(self, logits: Tensor, position: Tensor, in_use: Tensor, rules: Rules) -> Tensor:
         """The target's token after each row [B,R], which stands at `position` [B,R]."""
         if not self.variant.sampling:
             return logits.argmax(-1)
         weight = sampling.weights(logits, rules["temperature"])
         if self.variant.filters:
-            weight = sampling.filtered(weight, rules["top_k"], rules["top_p"])
+            weight = filters.filtered(weight, rules["top_k"], rules["top_p"], in_use)
         weight = sampling.above(weight, rules["min_p"][:, None, None])
         return sampling.race(weight, rules["seed"], position, rules["temperature"])
 

@@ -5,11 +5,8 @@ Gumbel-max, argmax(y + g) with g = -log E, both sides exponentiated. A group run
 that noise is made for groups + GROUP ids instead of for the whole vocabulary, which costs more than all the rest.
 Both together draw token i with probability w_i / sum w: (sum of group / sum) * (w_i / sum of group).
 
-A filter is a threshold on the weight: tokens of equal weight stay or go together. A token of weight below 2^-63
-never wins against the likeliest one's 1, since ratios of noise end at 22 / 4e-10.
+A token of weight below 2^-63 never wins against the likeliest one's 1, since ratios of noise end at 22 / 4e-10.
 """
-
-from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -20,7 +17,6 @@ from dflash_export.programs import noise
 
 GROUP = 64
 _ALIGN = 16 * GROUP  # rows of the padded vocabulary are summed in the same order wherever they lie
-_LOWEST = 2.0**-63
 _STEEPEST = 3e38  # in place of 1 / temperature: then one ulp of a logit makes a weight of 0
 
 
@@ -45,25 +41,6 @@ def above(weight: Tensor, threshold: Tensor) -> Tensor:
     return weight * (weight >= threshold).float()
 
 
-def filtered(weight: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
-    """The weights [B,R,P] left by top_k and then top_p (each [B]; 0 and 1 keep all), 0 for the others."""
-    weight = above(weight, top_k_threshold(weight, top_k))
-    return above(weight, top_p_threshold(weight, top_p))
-
-
-def top_k_threshold(weight: Tensor, top_k: Tensor) -> Tensor:
-    """The largest threshold [B,R,1] that top_k [B] weights reach: the k-th largest weight."""
-    wanted = torch.where(top_k > 0, top_k, weight.shape[-1] + 1).float()[:, None, None]
-    return _largest(weight, lambda v: (weight >= v).float().sum(-1, keepdim=True) >= wanted)
-
-
-def top_p_threshold(weight: Tensor, top_p: Tensor) -> Tensor:
-    """The largest threshold [B,R,1] for which the weights that reach it make the part top_p [B] of the whole."""
-    part = torch.where(top_p < 1, top_p, 2)[:, None, None]
-    wanted = weight.sum(-1, keepdim=True) * part
-    return _largest(weight, lambda v: above(weight, v).sum(-1, keepdim=True) >= wanted)
-
-
 def race(weight: Tensor, seed: Tensor, position: Tensor, temperature: Tensor) -> Tensor:
     """The token [B,R] drawn at position [B,R] with seed [B]; in a greedy slot the first of the likeliest."""
     grouped = weight.unflatten(-1, (-1, GROUP))  # [B, R, G, GROUP]
@@ -82,21 +59,3 @@ def winner(weight: Tensor, greedy: Tensor, seed: Tensor, position: Tensor, ids: 
     """The place [B,R] of the winner among weights [B,R,N] of `ids`; in a greedy slot of the first largest one."""
     exponential = noise.exponentials(noise.draws(seed, position, ids))
     return (weight / torch.where(greedy, 1, exponential)).argmax(-1)
-
-
-def _largest(weight: Tensor, enough: Callable[[Tensor], Tensor]) -> Tensor:
-    """The largest float32 in 2^-63..1 that is `enough`, [B,R,1], or 2^-63; all below one that is enough are too.
-
-    A bisection of the float's bits, first of the exponent and then of the mantissa, as engines can't sort a
-    vocabulary: every candidate is an exact float32, and so is the result.
-    """
-    found = torch.full_like(weight[..., :1], _LOWEST)
-    for doublings in (32, 16, 8, 4, 2, 1):
-        candidate = found * 2.0**doublings
-        found = torch.where(enough(candidate), candidate, found)
-    step = found
-    for _ in range(23):
-        step = step * 0.5
-        candidate = found + step
-        found = torch.where(enough(candidate), candidate, found)
-    return found
