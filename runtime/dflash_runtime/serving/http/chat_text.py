@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dflash_runtime.serving.http.sections import Piece, Section, SectionSplitter
-from dflash_runtime.serving.http.tools import Call, ToolDialect, read_calls
+from dflash_runtime.serving.http.tools import PYTHON_TAG, Call, ToolDialect, read_calls
 
 Delta = dict[str, Any]  # of a message, as OpenAI's API has it
 THINKING = (
@@ -98,11 +98,11 @@ class ChatText:
 
     def _content(self, text: str) -> list[Delta]:
         """White space before the first word is dropped where a model may have thought or called before."""
-        if (self._style.sections or self._bare) and not self._begun:
-            text = text.lstrip()
-        if self._bare and (self._tool_call or (not self._begun and text.startswith(("{", "[", "<|python_tag|>")))):
-            self._tool_call += text
-            return []
+        if not self._begun and (self._style.sections or self._bare):
+            text, self._tool_call = (self._tool_call + text).lstrip(), ""
+            if self._bare and _may_be_call(text):
+                self._tool_call = text
+                return []
         self._begun = self._begun or bool(text)
         return [{"content": text}] if text else []
 
@@ -124,6 +124,11 @@ class ChatText:
             "type": "function",
             "function": {"name": call.name, "arguments": call.arguments},
         }
+
+
+def _may_be_call(text: str) -> bool:
+    """Whether an answer that is a call, without any marker, may begin like this."""
+    return not text or text[0] in "{[" or text.startswith(PYTHON_TAG) or PYTHON_TAG.startswith(text)
 
 
 def message_of(deltas: Sequence[Delta]) -> dict[str, Any]:

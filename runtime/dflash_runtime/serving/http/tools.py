@@ -34,7 +34,7 @@ class ToolDialect:
     def markers(self) -> tuple[str, ...]:
         """What must stay visible in the text, also where it is a special token."""
         if self.section is None:
-            return (_PYTHON_TAG,)
+            return (PYTHON_TAG,)
         return (self.section.open, *_MISTRAL_PARTS, *([self.section.close] if self.section.close else []))
 
     @property
@@ -60,7 +60,7 @@ class ToolDialect:
         }
 
 
-_PYTHON_TAG = "<|python_tag|>"
+PYTHON_TAG = "<|python_tag|>"
 _MISTRAL_PARTS = ("[ARGS]", "[CALL_ID]")
 HERMES = ToolDialect(
     name="hermes", section=Section(kind="tool_call", open="<tool_call>", close="</tool_call>")
@@ -87,7 +87,7 @@ def dialect_of(template: str) -> ToolDialect | None:
 def read_calls(text: str) -> list[Call] | None:
     """The calls in what stands between the markers; None when it is no call."""
     calls: list[Call] = []
-    rest = text.strip().removeprefix(_PYTHON_TAG)
+    rest = text.strip().removeprefix(PYTHON_TAG)
     while rest:
         found = _read_one(rest)
         if found is None:

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from dflash_engines.backend import Buffers, Options, Run
 from dflash_engines.bundle import Bundle
+from dflash_engines.contract import ACCEPT_VARIANTS
 from dflash_engines.errors import EngineError
 from dflash_engines.host_engine import HostEngine, host_limits
 from tests.engines.scripted_bundle import byte_tokenizer, manifest, write_bundle, write_manifest
@@ -22,8 +23,7 @@ from tests.engines.scripted_bundle import byte_tokenizer, manifest, write_bundle
 MAX_LEN = 1024
 TURN = "<|turn|>assistant: "
 END = 0  # the id of <|end|>
-ACCEPTS = ("accept", "accept_mask", "accept_sampling", "accept_sampling_mask", "accept_sampling_filters",
-           "accept_sampling_filters_mask")  # fmt: skip
+ACCEPTS = [variant.name for variant in ACCEPT_VARIANTS]
 FAULTY = "<fault>"  # in a prompt: the backend fails while the answer is written
 _tokenizer = byte_tokenizer()
 
