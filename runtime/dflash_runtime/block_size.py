@@ -13,9 +13,9 @@ from dflash_runtime.cost_table import Costs, CostTable
 
 FIRST_GUESS = 0.6  # of a position's rate, before anything was drafted on this engine
 GUESS_WEIGHT = 4.0  # passes that the first guess counts for
-REQUEST_MEMORY = 24.0  # passes
+REQUEST_MEMORY = 32.0  # passes
 HISTORY_MEMORY = 400.0
-HISTORY_WEIGHT = 5.0  # passes that the engine's history counts for in a request
+HISTORY_WEIGHT = 1.5  # passes that the engine's history counts for in a request: little, since texts differ
 PROBE_SHARE = 0.01  # of the time without drafting, spent on finding out whether drafting has begun to pay
 _SAME_LENGTH = 64  # tokens within which costs are taken as equal
 
