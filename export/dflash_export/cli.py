@@ -54,7 +54,7 @@ Calibration = Annotated[
 MaxLen = Annotated[int, typer.Option(help="Tokens a request can hold, prompt included.")]
 Chunk = Annotated[int, typer.Option(help="Prompt tokens computed in one call.")]
 BlockSizes = Annotated[
-    str, typer.Option(help="Block sizes to allow, as 4,8; by default all the drafter was trained for.")
+    str, typer.Option(help="Block sizes to allow, as 4,8; by default up to what the drafter was trained for.")
 ]
 Hidden = Annotated[bool, typer.Option("--hidden-output", help="Add the tapped hidden states to the target's outputs.")]
 DraftVocab = Annotated[int, typer.Option(help="Let the drafter propose only the N most used tokens; 0: all of them.")]

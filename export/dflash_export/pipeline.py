@@ -23,6 +23,7 @@ from dflash_engines.errors import CheckpointError
 from dflash_engines.host_engine import declared_programs
 from dflash_engines.manifest import SCHEMA_VERSION, Backend, FileRecord, Manifest, Precision
 from dflash_export import draft_vocabulary, golden_cases, parity
+from dflash_export.block_sizes import offered
 from dflash_export.checkpoint import Checkpoint, load_tokenizer, locate
 from dflash_export.precision import calibration, chat
 from dflash_export.precision.formats import CACHE_DTYPES, Formats
@@ -56,7 +57,7 @@ class ExportRequest:
     max_len: int = 2048
     max_batch: int = 1
     prefill_chunk: int = 128
-    block_sizes: tuple[int, ...] | None = None  # the drafter's own when None
+    block_sizes: tuple[int, ...] | None = None  # those of block_sizes.offered when None
     hidden_output: bool = False
     draft_noise: bool = False  # also the drafter that draws with accept's noise
     draft_vocab: int = 0  # tokens the drafter may propose, the most used ones; 0 is all
@@ -105,7 +106,7 @@ def export(request: ExportRequest, report: Report = lambda _: None) -> Bundle:
 
 def _limits(request: ExportRequest, models: Pair) -> Limits:
     trained = models.drafter.config.block_size
-    sizes = request.block_sizes or tuple(range(2, trained + 1))
+    sizes = request.block_sizes or offered(trained)
     if max(sizes) > trained or min(sizes) < 2:
         raise CheckpointError(
             f"block sizes {list(sizes)}: this drafter was trained for blocks of up to {trained}, from 2"
