@@ -63,8 +63,8 @@ class Controls:
 NEUTRAL = Controls()
 
 
-def logit_bias(values: Any) -> tuple[tuple[int, float], ...]:
-    """`values` as (token id, bias) pairs. Ids may be text, as in JSON. Raises RequestError."""
+def biases(values: Any) -> tuple[tuple[int, float], ...]:
+    """logit_bias as (token id, bias) pairs. Ids may be text, as in JSON. Raises RequestError."""
     wanted = "a mapping of token ids to numbers"
     check("logit_bias", values, isinstance(values, Mapping), wanted)
     return tuple(sorted((_id(key), real(f"logit_bias[{key!r}]", value, -inf, 1e9, "a number, or -inf"))

@@ -36,5 +36,6 @@ class Answer:
             prompt_tokens=len(self.request.tokens),
             reused_tokens=reused_tokens,
             seconds=seconds,
+            logprobs=tuple(found for step in steps for found in step.logprobs),
             seed=None if self.request.sampling.greedy else self.request.sampling.seed,
         )

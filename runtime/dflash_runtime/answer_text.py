@@ -43,6 +43,7 @@ def _cut(progress: Progress, count: int) -> Progress:
         token_ids=progress.token_ids[:count],
         accepted=min(progress.accepted, count),
         finish_reason="stop",
+        logprobs=progress.logprobs[:count],
     )
 
 
@@ -55,4 +56,5 @@ def _step(progress: Progress, text: str, accepted_text: str) -> Step:
         acceptance_length=progress.acceptance_length,
         finish_reason=progress.finish_reason,
         block_size=progress.block_size,
+        logprobs=progress.logprobs,
     )

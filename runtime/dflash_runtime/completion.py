@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from dflash_engines.engine import Timing
 from dflash_runtime.slot import FinishReason
+from dflash_runtime.token_logprobs import TokenLogprobs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,6 +24,7 @@ class Step:
     acceptance_length: int | None  # tokens gained by the pass before any truncation; None for the prefill's
     finish_reason: FinishReason | None
     block_size: int | None = None  # of the pass, anchor included; None for the prefill's
+    logprobs: tuple[TokenLogprobs, ...] = ()  # one for each of token_ids, where they were asked for
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +56,7 @@ class Completion:
     seconds: TimeSplit
     block_sizes: tuple[int, ...]  # of each verifying pass, anchor included; 1 is plain
     seed: int | None = None  # with which the answer was sampled; None for a greedy one
+    logprobs: tuple[TokenLogprobs, ...] = ()  # one for each of token_ids, where they were asked for
 
     @property
     def acceptance_length(self) -> float:

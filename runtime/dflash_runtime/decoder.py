@@ -13,6 +13,7 @@ from tokenizers import Tokenizer
 
 from dflash_engines.backend import Options, load_engine
 from dflash_engines.bundle import Bundle
+from dflash_engines.controls import NEUTRAL, Controls, biases
 from dflash_engines.engine import Engine
 from dflash_engines.errors import BundleError, RequestError
 from dflash_engines.sampling import LIKELIEST, SamplingParameters
@@ -82,6 +83,13 @@ class Decoder:
         top_p: float = 1.0,
         min_p: float = 0.0,
         seed: int | None = None,
+        logit_bias: Mapping[int, float] | None = None,
+        bad_token_ids: Collection[int] = (),
+        min_tokens: int = 0,
+        repetition_penalty: float = 1.0,
+        frequency_penalty: float = 0.0,
+        presence_penalty: float = 0.0,
+        logprobs: int | None = None,
         draft_temperature: float = 0.0,
         denoise_steps: int = 1,
     ) -> Generator[Step, None, Completion]:
@@ -93,7 +101,9 @@ class Decoder:
         the place of the model's own; () stops at none. The text ends before the first of the strings in `stop`, the
         token ids with the token that completes it. `response_format` holds the text to a JSON schema, a regex, a
         grammar or choices (see structured_output). `temperature` 0 takes the likeliest token; above, tokens are
-        sampled after `top_k`, `top_p` and `min_p` (see SamplingParameters). The same `seed` gives the same answer;
+        sampled after `top_k`, `top_p` and `min_p` (see SamplingParameters). `logit_bias`, `bad_token_ids`, `min_tokens`
+        and the penalties change the logits of every token before that (see Controls); `logprobs` reports the chosen
+        token's log-probability and as many of the likeliest ones'. The same `seed` gives the same answer;
         without one, the answer reports the one drawn for it. Raises RequestError here, not at the first step. The
         generator's own value is the whole answer; it may be dropped at any point.
         """
@@ -105,6 +115,15 @@ class Decoder:
             seed=seed,
             draft_temperature=draft_temperature,
             denoise_steps=denoise_steps,
+            controls=request_controls(
+                logit_bias=logit_bias,
+                bad_token_ids=bad_token_ids,
+                min_tokens=min_tokens,
+                repetition_penalty=repetition_penalty,
+                frequency_penalty=frequency_penalty,
+                presence_penalty=presence_penalty,
+                logprobs=logprobs,
+            ),
         )
         request = self.request(
             prompt, max_new_tokens, block_size, stop_token_ids, sampling, stop=stop, response_format=response_format
@@ -125,6 +144,13 @@ class Decoder:
         top_p: float = 1.0,
         min_p: float = 0.0,
         seed: int | None = None,
+        logit_bias: Mapping[int, float] | None = None,
+        bad_token_ids: Collection[int] = (),
+        min_tokens: int = 0,
+        repetition_penalty: float = 1.0,
+        frequency_penalty: float = 0.0,
+        presence_penalty: float = 0.0,
+        logprobs: int | None = None,
         draft_temperature: float = 0.0,
         denoise_steps: int = 1,
     ) -> Completion:
@@ -141,6 +167,13 @@ class Decoder:
             top_p=top_p,
             min_p=min_p,
             seed=seed,
+            logit_bias=logit_bias,
+            bad_token_ids=bad_token_ids,
+            min_tokens=min_tokens,
+            repetition_penalty=repetition_penalty,
+            frequency_penalty=frequency_penalty,
+            presence_penalty=presence_penalty,
+            logprobs=logprobs,
             draft_temperature=draft_temperature,
             denoise_steps=denoise_steps,
         )
@@ -163,10 +196,12 @@ class Decoder:
         strings, special = stop_strings(stop), special_tokens(self.tokenizer)
         named = (special[string] for string in strings if string in special)  # the text never shows these
         grammar = self._grammar(response_format)
+        ends = frozenset((*token_ids("stop_token_ids", stops), *named))
+        sampling = with_ends(sampling, ends)
         request = Request(
             tokens=self.encoder.encode(prompt),
             max_new_tokens=count("max_new_tokens", max_new_tokens),
-            stop_token_ids=frozenset((*token_ids("stop_token_ids", stops), *named)),
+            stop_token_ids=ends,
             stop_strings=strings,
             block_size=None if block_size is None else count("block_size", block_size),
             sampling=sampling if grammar is None else constrained(sampling),
@@ -248,6 +283,7 @@ def sampling_parameters(
     seed: int | None,
     draft_temperature: float = 0.0,
     denoise_steps: int = 1,
+    controls: Controls = NEUTRAL,
 ) -> SamplingParameters:
     """The checked parameters, with a fresh seed of 32 bits where none is given. Raises RequestError."""
     return SamplingParameters(
@@ -258,7 +294,37 @@ def sampling_parameters(
         seed=secrets.randbits(32) if seed is None else seed,
         draft_temperature=draft_temperature,
         denoise_steps=denoise_steps,
+        controls=controls,
     )
+
+
+def request_controls(
+    *,
+    logit_bias: Mapping[int, float] | None,
+    bad_token_ids: Collection[int],
+    min_tokens: int,
+    repetition_penalty: float,
+    frequency_penalty: float,
+    presence_penalty: float,
+    logprobs: int | None,
+) -> Controls:
+    """The checked controls. Raises RequestError."""
+    return Controls(
+        logit_bias=biases({} if logit_bias is None else logit_bias),
+        bad_token_ids=frozenset(token_ids("bad_token_ids", bad_token_ids)),
+        min_tokens=min_tokens,
+        repetition_penalty=repetition_penalty,
+        frequency_penalty=frequency_penalty,
+        presence_penalty=presence_penalty,
+        logprobs=logprobs,
+    )
+
+
+def with_ends(sampling: SamplingParameters, stop_token_ids: frozenset[int]) -> SamplingParameters:
+    """The same, told which tokens must wait for min_tokens."""
+    if not sampling.controls.min_tokens:
+        return sampling
+    return replace(sampling, controls=replace(sampling.controls, end_token_ids=stop_token_ids))
 
 
 def constrained(sampling: SamplingParameters) -> SamplingParameters:

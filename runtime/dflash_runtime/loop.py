@@ -12,6 +12,7 @@ from dflash_runtime.block_size import BlockSizes
 from dflash_runtime.cost_table import CostTable, measure
 from dflash_runtime.request import Request, check_request
 from dflash_runtime.slot import FinishReason, Slot
+from dflash_runtime.token_logprobs import TokenLogprobs, token_logprobs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,6 +25,7 @@ class Progress:
     acceptance_length: int | None  # tokens gained by the pass before any truncation; None for the prefill's
     finish_reason: FinishReason | None
     block_size: int | None  # of the pass, anchor included; None for the prefill's
+    logprobs: tuple[TokenLogprobs, ...] = ()  # of token_ids, where they were asked for
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,7 +142,9 @@ class DecodeLoop:
             slot.rows += len(chunk)
             return []
         mask = None if slot.constraint is None else slot.constraint.masks(())
-        found = self._engine.finish_prefill(slot.index, chunk, start, slot.request.sampling, mask=mask)
+        found = self._engine.finish_prefill(
+            slot.index, chunk, start, slot.request.sampling, history=slot.history, mask=mask
+        )
         slot.rows += len(chunk)
         return [self._commit(slot, found, row=0, verified=False)]
 
@@ -181,6 +185,8 @@ class DecodeLoop:
     def _commit(self, slot: Slot, found: Iteration, *, row: int, verified: bool) -> Progress | Failure:
         if not found.finite[row]:
             return self._fail(slot)
+        assert slot.request is not None
+        top = slot.request.sampling.controls.logprobs
         gained = [int(token) for token in found.sampled[row, : found.accepted[row] + 1]]
         if verified:
             slot.rows = len(slot.tokens) - 1 + len(gained)
@@ -202,13 +208,16 @@ class DecodeLoop:
             acceptance_length=len(gained) if verified else None,
             finish_reason=reason,
             block_size=found.block.shape[1] if verified else None,
+            logprobs=token_logprobs(found.logprobs, row, kept, top),
         )
 
     def _place(self, slot: Slot) -> None:
         """The slot's last token is the anchor of its next block; it has no row yet."""
         assert slot.request is not None
         start, sampling = len(slot.tokens) - 1, slot.request.sampling
-        self._engine.place(slot.index, slot.tokens[-1], start, self._engine.limits.max_len, sampling)
+        self._engine.place(
+            slot.index, slot.tokens[-1], start, self._engine.limits.max_len, sampling, history=slot.history
+        )
 
     def _step_back(self, slots: list[Slot]) -> None:
         """After a pass that broke off: begin again where each slot's tokens end."""

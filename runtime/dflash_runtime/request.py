@@ -47,10 +47,13 @@ def check_request(request: Request, *, limits: Limits, manifest: Manifest) -> No
             "this bundle has no program 'draft_noise', so its drafter can't draw; export the pair again with "
             "--draft-noise, or leave draft_temperature at 0"
         )
+    controls = request.sampling.controls
+    _check_ids("logit_bias", (token for token, _ in controls.logit_bias), vocab_size)
+    _check_ids("bad_token_ids", controls.bad_token_ids, vocab_size)
     if (needed := request.sampling.variant.name) not in manifest.programs:
         raise RequestError(
-            f"this bundle has no program {needed!r}, so it can't sample this way; "
-            "export the pair again with dflash-export, or leave temperature at 0"
+            f"this bundle has no program {needed!r}, so it can't choose tokens this way; "
+            "export the pair again with dflash-export, or leave out temperature and the other rules"
         )
 
 

@@ -3,6 +3,8 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
+from dflash_engines.engine import History
+from dflash_engines.errors import RequestError
 from dflash_runtime.request import Request
 from dflash_runtime.structured.constraint import Constraint
 
@@ -34,6 +36,12 @@ class Slot:
         """Whether the slot takes part in iterations."""
         return self.request is not None and not self.joining
 
+    @property
+    def history(self) -> History:
+        """The tokens so far, for rules that depend on them."""
+        assert self.request is not None
+        return History(tokens=self.tokens, prompt_length=len(self.request.tokens))
+
     def admit(self, request: Request, turn: int) -> None:
         """Take in the loop's `turn`-th request, keeping the rows of the prefix that it shares with the one before.
 
@@ -47,8 +55,8 @@ class Slot:
     def commit(self, gained: list[int], max_len: int) -> tuple[tuple[int, ...], FinishReason | None]:
         """Append what one target pass gained, cut at the first stop, the budget or the context's end.
 
-        Raises RequestError when a token is not one that the request's grammar allows. The last token needs no row
-        of its own, so it may be the one after the `max_len` tokens a slot holds.
+        Raises RequestError when the request's rules allow no token, or one that its grammar doesn't. The last token
+        needs no row of its own, so it may be the one after the `max_len` tokens a slot holds.
         """
         assert self.request is not None
         generated = len(self.tokens) - len(self.request.tokens)
@@ -76,6 +84,11 @@ def cut(
     A constraint takes in the tokens as they are kept; one that is complete is a stop too.
     """
     for i, token in enumerate(gained[:budget]):
+        if token < 0:
+            raise RequestError(
+                "every token is forbidden at this place: logit_bias, bad_token_ids, min_tokens and the grammar "
+                "together leave none"
+            )
         if token in stop_token_ids:
             return tuple(gained[: i + 1]), "stop"
         if constraint is not None:
