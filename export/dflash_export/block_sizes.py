@@ -1,10 +1,10 @@
-"""Which block sizes a bundle holds: enough that the decode loop has a choice, few enough for engines that pay for each."""
+"""Which block sizes a bundle offers: enough to choose from, few enough for engines that pay for each."""
 
 _EACH_UP_TO, _EVERY_SECOND_UP_TO = 6, 16
 
 
 def offered(trained: int) -> tuple[int, ...]:
-    """For a drafter trained for blocks of `trained`: small ones each, then every second, then every fourth, and its own.
+    """For a drafter trained for blocks of `trained`: each up to 6, every second to 16, then every fourth, and its own.
 
     What a larger block gains over the next smaller one shrinks with its size, as drafts far ahead are seldom right.
     """
