@@ -3,7 +3,7 @@
 An engine steps B slots together. It owns the caches and the slots' positions; text, stop rules and queues are others'.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -39,6 +39,9 @@ class Logprobs:
         if "logprob" not in found:
             return None
         return cls(**{name: found[name] for name in ("logprob", "top_tokens", "top_logprobs")})
+
+
+Edit = Callable[[NDArray[np.int64]], None]  # writes into blocks [B, K], behind their anchors
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,10 +146,11 @@ class Engine(Protocol):
         """
         ...
 
-    def begin(self, block_size: int) -> NDArray[np.int64]:
+    def begin(self, block_size: int, edit: Edit | None = None) -> NDArray[np.int64]:
         """Draft and begin the target's pass; returns the blocks [B,K], so that masks are computed while it runs.
 
-        Row j of a slot's mask says which tokens may follow block[:j+1]. Only `accept` or `discard` may come next.
+        `edit` may first put other tokens in the place of drafted ones. Row j of a slot's mask says which tokens may
+        follow block[:j+1]. Only `accept` or `discard` may come next.
         """
         ...
 

@@ -21,7 +21,7 @@ from dflash_engines.backend import Buffers, Options, Programs, Run
 from dflash_engines.bundle import Bundle
 from dflash_engines.contract import Dim, Limits, Program
 from dflash_engines.denoise import keep_surest, steps_for
-from dflash_engines.engine import History, Iteration, Logprobs, Timing
+from dflash_engines.engine import Edit, History, Iteration, Logprobs, Timing
 from dflash_engines.errors import EngineError
 from dflash_engines.manifest import Manifest
 from dflash_engines.sampling import LIKELIEST, SamplingParameters
@@ -215,10 +215,14 @@ class HostEngine:
         self._timed("target", decode.target)
         self._accept(decode, block_size, {})
 
-    def begin(self, block_size: int) -> NDArray[np.int64]:
+    def begin(self, block_size: int, edit: Edit | None = None) -> NDArray[np.int64]:
         """Like `launch` up to the target's pass, which runs on; returns the blocks [B,K] to compute masks from."""
         decode = self._drafted(block_size)
-        block = self._of_all_slots(decode, decode.target.arrays["tokens"][:, :block_size])
+        drafted = decode.target.arrays["tokens"][:, :block_size]
+        block = self._of_all_slots(decode, drafted)
+        if edit is not None:
+            edit(block)
+            drafted[:] = block[decode.slots]
         running = self._worker.submit(self._timed, "target", decode.target)
         self._begun = _Begun(decode=decode, block_size=block_size, target=running)
         return block

@@ -6,12 +6,16 @@ It works on token ids and any engine; it knows no text and no queue.
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
+
 from dflash_engines.engine import Engine, Iteration
 from dflash_engines.errors import DflashError, EngineError, RequestError
 from dflash_runtime.block_size import BlockSizes
 from dflash_runtime.cost_table import CostTable, measure
 from dflash_runtime.request import Request, check_request
 from dflash_runtime.slot import FinishReason, Slot
+from dflash_runtime.structured.constraint import Constraint
 from dflash_runtime.token_logprobs import TokenLogprobs, token_logprobs
 
 
@@ -178,9 +182,18 @@ class DecodeLoop:
             self._engine.launch(block_size)
             self._in_flight += 1
         if constraints and not self._in_flight:
-            drafted = self._engine.begin(block_size)[:, 1:].tolist()
-            self._engine.accept({slot: constraint.masks(drafted[slot]) for slot, constraint in constraints.items()})
+            self._launch_constrained(constraints, block_size)
             self._in_flight += 1
+
+    def _launch_constrained(self, constraints: dict[int, Constraint], block_size: int) -> None:
+        """Any draft is right; one that the grammar has had a hand in is accepted more often."""
+
+        def steer(blocks: NDArray[np.int64]) -> None:
+            for slot, constraint in constraints.items():
+                blocks[slot, 1:] = constraint.steer(blocks[slot, 1:].tolist())
+
+        drafted = self._engine.begin(block_size, steer)[:, 1:].tolist()
+        self._engine.accept({slot: constraint.masks(drafted[slot]) for slot, constraint in constraints.items()})
 
     def _commit(self, slot: Slot, found: Iteration, *, row: int, verified: bool) -> Progress | Failure:
         if not found.finite[row]:

@@ -23,9 +23,10 @@ from dflash_engines.device.iteration import IterationWork
 from dflash_engines.device.positions import Positions
 from dflash_engines.device.prefill import Prefill
 from dflash_engines.device.programs import DevicePrograms
+from dflash_engines.device.ring import Ticket
 from dflash_engines.device.watchdog import PATIENCE, Watchdog
 from dflash_engines.device.workshop import Shares, Workshop
-from dflash_engines.engine import Iteration, Timing
+from dflash_engines.engine import Edit, Iteration, Timing
 from dflash_engines.errors import EngineError
 from dflash_engines.sampling import LIKELIEST, SamplingParameters
 
@@ -202,7 +203,7 @@ class DeviceEngine:
             self._clock.end(begin, shares)
             self._flight.add(work, block_size, self._positions.placed)
 
-    def begin(self, block_size: int) -> NDArray[np.int64]:
+    def begin(self, block_size: int, edit: Edit | None = None) -> NDArray[np.int64]:
         """Draft and begin the target's pass; returns the blocks [B,K], so that masks are computed while it runs."""
         if self._flight.waiting():
             raise EngineError("an iteration waits to be collected; collect it before the next one begins")
@@ -210,8 +211,22 @@ class DeviceEngine:
         with self.watchdog.over_call():
             self._stage(work, _DRAFT)
             ticket = self._flight.fetch()
+        drafted = self._edited(work, ticket, block_size, edit) if edit is not None else None
+        with self.watchdog.over_call():
             self._stage(work, _TARGET)
         self._begun = _Begun(work=work, count=block_size, active=self._positions.placed)
+        return self._blocks(work, ticket, block_size) if drafted is None else drafted
+
+    def _edited(self, work: IterationWork, ticket: Ticket, block_size: int, edit: Edit) -> NDArray[np.int64]:
+        """The blocks as `edit` leaves them, on the device too."""
+        drafted = self._blocks(work, ticket, block_size)
+        edited = drafted.copy()
+        edit(edited)
+        if not np.array_equal(edited, drafted):
+            self._positions.tell_blocks(work, edited)
+        return edited
+
+    def _blocks(self, work: IterationWork, ticket: Ticket, block_size: int) -> NDArray[np.int64]:
         return self._flight.of_all_slots(self._flight.peek(work, ticket)["block"][:, :block_size])
 
     def accept(self, masks: Mapping[int, Mask]) -> None:

@@ -92,6 +92,11 @@ class Positions:
         """This iteration's grammar masks."""
         self._controls.mask(work.arrays, self.rules[: work.key.slots], masks)
 
+    def tell_blocks(self, work: IterationWork, blocks: NDArray[np.int64]) -> None:
+        """This iteration's blocks [B,K], where the host has edited them."""
+        for index, block in enumerate(blocks[: work.key.slots].tolist()):
+            self._write(work, "block", index, [*block, *[self._mask_token_id] * (work.key.rows - len(block))])
+
     def _places(self, indices: Iterable[int], count: int) -> dict[int, Place]:
         return {index: self._place(self._slots[index], count) for index in indices}
 

@@ -17,6 +17,10 @@ class Constraint(Protocol):
         """Whether nothing may follow but the end."""
         ...
 
+    def steer(self, drafted: Sequence[int]) -> list[int]:
+        """The draft with the tokens that the grammar forces in their places; cheap beside `masks`."""
+        ...
+
     def masks(self, drafted: Sequence[int]) -> Masks:
         """A mask for what may follow the committed tokens, and one behind each of `drafted`: [len(drafted) + 1, W].
 

@@ -69,6 +69,18 @@ class LlguidanceConstraint:
         """See `constraint.Constraint.complete`."""
         return self._matcher.is_stopped() and not self._matcher.is_error()
 
+    def steer(self, drafted: Sequence[int]) -> list[int]:
+        """See `constraint.Constraint.steer`."""
+        steered, ahead, row = list(drafted), self._matcher.deep_copy(), 0
+        while row < len(steered):
+            forced = ahead.compute_ff_tokens()[: len(steered) - row]
+            steered[row : row + len(forced)] = forced
+            known = forced or [steered[row]]
+            if not ahead.consume_tokens(known):
+                break
+            row += len(known)
+        return steered
+
     def masks(self, drafted: Sequence[int]) -> Masks:
         """See `constraint.Constraint.masks`."""
         masks = np.full((len(drafted) + 1, len(self._stops)), -1, np.int32)
