@@ -159,7 +159,7 @@ def test_int8_decodes_losslessly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert names["drafter.fc"] == "MatMul"
     decoder = Decoder.load(bundle.path)
     plain = decoder.complete("x = [1, 2, 3]", max_new_tokens=24, block_size=1)
-    assert decoder.complete("x = [1, 2, 3]", max_new_tokens=24).token_ids == plain.token_ids
+    assert decoder.complete("x = [1, 2, 3]", max_new_tokens=24, block_size=8).token_ids == plain.token_ids
 
 
 def test_an_int8_drafter_under_an_fp32_target_changes_no_output(export_pair: ExportPair, tmp_path: Path) -> None:
@@ -170,7 +170,8 @@ def test_an_int8_drafter_under_an_fp32_target_changes_no_output(export_pair: Exp
         for name in ("target", "draft")
     }
     assert domains == {"target": {""}, "draft": {"", "com.microsoft"}}
-    answers = [Decoder.load(b.path).complete("print(", max_new_tokens=24) for b in (mixed, export_pair(LLAMA)[2])]
+    decoders = (Decoder.load(b.path) for b in (mixed, export_pair(LLAMA)[2]))
+    answers = [decoder.complete("print(", max_new_tokens=24, block_size=8) for decoder in decoders]
     assert answers[0].token_ids == answers[1].token_ids
 
 
@@ -184,8 +185,8 @@ def test_a_reduced_draft_vocabulary_drafts_only_its_tokens_and_changes_no_output
     reduced = export(asked)
     assert reduced.manifest.draft_vocab_size == 80
     decoder, wanted = Decoder.load(reduced.path), Decoder.load(full.path)
-    answer = decoder.complete("lists:", max_new_tokens=32, stop_token_ids=())
-    assert answer.token_ids == wanted.complete("lists:", max_new_tokens=32, stop_token_ids=()).token_ids
+    answer = decoder.complete("lists:", max_new_tokens=32, stop_token_ids=(), block_size=8)
+    assert answer.token_ids == wanted.complete("lists:", max_new_tokens=32, stop_token_ids=(), block_size=8).token_ids
     engine = decoder.engine
     engine.finish_prefill(0, [5, 6, 7], 0)
     engine.place(0, anchor=8, start=3, limit=100)
