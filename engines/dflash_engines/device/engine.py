@@ -26,7 +26,7 @@ from dflash_engines.device.programs import DevicePrograms
 from dflash_engines.device.ring import Ticket
 from dflash_engines.device.watchdog import PATIENCE, Watchdog
 from dflash_engines.device.workshop import Shares, Workshop
-from dflash_engines.engine import Edit, Iteration, Timing
+from dflash_engines.engine import Edit, History, Iteration, Timing
 from dflash_engines.errors import EngineError
 from dflash_engines.sampling import LIKELIEST, SamplingParameters
 
@@ -151,22 +151,32 @@ class DeviceEngine:
         start: int,
         sampling: SamplingParameters = LIKELIEST,
         *,
+        history: History | None = None,
         mask: Mask | None = None,
     ) -> Iteration:
         """Like `prefill` for the last chunk; returns the first new token, as an Iteration of B=1, K=1."""
-        rules = SlotRules(sampling)
+        rules = SlotRules(sampling, history)
         check_masks([rules], {} if mask is None else {0: mask}, self.pair.geometry, rows=1)
         self.prefill(slot, tokens, start)
         with self.watchdog.over_call():
             begin = self._clock.begin()
-            self._prefill.accept(slot, tokens[-1], start + len(tokens) - 1, rules, mask)
+            awaited = self._prefill.accept(slot, tokens[-1], start + len(tokens) - 1, rules, mask)
             self._clock.end(begin, {"accept": 1.0})
-        return self._prefill.first_token()
+        return self._prefill.first_token(awaited)
 
-    def place(self, slot: int, anchor: int, start: int, limit: int, sampling: SamplingParameters = LIKELIEST) -> None:
+    def place(
+        self,
+        slot: int,
+        anchor: int,
+        start: int,
+        limit: int,
+        sampling: SamplingParameters = LIKELIEST,
+        *,
+        history: History | None = None,
+    ) -> None:
         """Let `slot` take part in iterations: its next block begins with `anchor` at row `start`."""
         self._rest()
-        self._positions.place(slot, anchor, start, limit, sampling)
+        self._positions.place(slot, anchor, start, limit, SlotRules(sampling, history))
         self._flight.leave(slot)
 
     def park(self, slot: int) -> None:
@@ -189,7 +199,8 @@ class DeviceEngine:
     @property
     def can_launch(self) -> bool:
         """Whether the device may be given another iteration before the oldest is collected."""
-        return self._begun is None and self._flight.waiting() <= self.settings.run_ahead
+        ahead = 0 if self._positions.counting else self.settings.run_ahead
+        return self._begun is None and len(self._flight) <= ahead
 
     def launch(self, block_size: int) -> None:
         """Begin one iteration over all placed slots; 1 decodes plainly, without the drafter."""
@@ -205,7 +216,7 @@ class DeviceEngine:
 
     def begin(self, block_size: int, edit: Edit | None = None) -> NDArray[np.int64]:
         """Draft and begin the target's pass; returns the blocks [B,K], so that masks are computed while it runs."""
-        if self._flight.waiting():
+        if len(self._flight):
             raise EngineError("an iteration waits to be collected; collect it before the next one begins")
         work, _ = self._ready(block_size, split=True)
         with self.watchdog.over_call():
@@ -295,10 +306,13 @@ class DeviceEngine:
         return GraphKey(
             slots=next(count for count in self.settings.batches if count > placed[-1]),
             rows=next(rows for rows in self._row_sizes if rows >= wanted),
-            draft="" if block_size == 1 else "draft",
+            draft="" if block_size == 1 else self._drafter(),
             accept=contract.cheapest(rules.sampling.variant for rules in self._positions.rules).name,
             split=split,
         )
+
+    def _drafter(self) -> str:
+        return "draft_noise" if any(rules.sampling.draws_drafts for rules in self._positions.rules) else "draft"
 
     def _work(self, key: GraphKey) -> tuple[IterationWork, Shares]:
         """A key's work; a new one is first made ready, with all slots idle on the device."""

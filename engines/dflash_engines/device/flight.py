@@ -1,6 +1,7 @@
 """Iterations between their launch and the loop's collecting them, oldest first."""
 
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,8 +14,10 @@ from dflash_engines.device.layout import Group
 from dflash_engines.device.positions import Positions
 from dflash_engines.device.ring import Ring, Ticket
 from dflash_engines.device.watchdog import Watchdog
-from dflash_engines.engine import Iteration
+from dflash_engines.engine import Iteration, Logprobs
 from dflash_engines.errors import EngineError
+
+FOUND = ("block", "sampled", "accepted", "finite")  # what every accept program says
 
 
 @dataclass(slots=True, kw_only=True)
@@ -37,10 +40,7 @@ class Flight:
         self._ring = Ring(arena.device, self._results, depth)
         self._launched: deque[_Launched] = deque()
 
-    def waiting(self) -> int:
-        """How many there are to collect; those that have become nobody's business are dropped."""
-        while self._launched and not self._launched[0].active.any():
-            self._launched.popleft()
+    def __len__(self) -> int:
         return len(self._launched)
 
     def fetch(self) -> Ticket:
@@ -53,7 +53,7 @@ class Flight:
 
     def add(self, work: IterationWork, count: int, active: NDArray[np.bool_]) -> None:
         """An iteration was launched. At most `depth` may be on their way."""
-        if self.waiting() == self._depth:
+        if len(self) == self._depth:
             raise EngineError("an iteration waits to be collected; collect it before the next launch")
         self._launched.append(_Launched(work=work, count=count, ticket=self.fetch(), active=active))
 
@@ -66,7 +66,7 @@ class Flight:
 
     def collect(self) -> Iteration:
         """The oldest one."""
-        if not self.waiting():
+        if not len(self):
             raise EngineError("nothing was launched")
         found = self._read(self._launched[0])
         self._launched.popleft()
@@ -88,15 +88,16 @@ class Flight:
     def _read(self, launched: _Launched) -> Iteration:
         if launched.found is None:
             results = self.peek(launched.work, launched.ticket)
-            launched.found = Iteration(
-                block=self.of_all_slots(results["block"][:, : launched.count]),
-                sampled=self.of_all_slots(results["sampled"][:, : launched.count]),
-                accepted=self.of_all_slots(results["accepted"]),
-                finite=self.of_all_slots(results["finite"]),
-                active=launched.active.copy(),
-            )
+            launched.found = self._iteration(results, launched)
             self._positions.advance(launched.found, results["next_start"])
         return launched.found
+
+    def _iteration(self, results: Mapping[str, NDArray[Any]], launched: _Launched) -> Iteration:
+        """The rows in use of all slots."""
+        whole = {name: self.of_all_slots(value) for name, value in results.items()}
+        rows = {name: value[:, : launched.count] if value.ndim > 1 else value for name, value in whole.items()}
+        found = {name: rows[name] for name in FOUND}
+        return Iteration(**found, active=launched.active.copy(), logprobs=Logprobs.among(rows))
 
     def of_all_slots(self, values: NDArray[Any]) -> NDArray[Any]:
         """[slots computed, …] as [B, …], zeros for the rest."""

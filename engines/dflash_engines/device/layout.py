@@ -26,6 +26,7 @@ class Group(StrEnum):
     RULES = "rules"  # large inputs that the host decides, of a vocabulary's or a context's size; uploaded by slot
     RESULTS = "results"  # outputs that the host reads; copied to it as one
     PREFILL = "prefill"
+    FIRST_TOKEN = "first token"  # prefill's results
     BETWEEN = "between"  # from one program to another
 
 
@@ -85,9 +86,11 @@ def _uses(programs: tuple[Program, ...], decode: Sizes, prefill: Sizes) -> Itera
     for program in programs:
         for binding in (*program.inputs, *program.outputs):
             name = buffer_name(program.name, binding)
-            yield name, _group(program, binding, name, produced), binding, decode
+            group = _group(program, binding, name, produced)
+            yield name, group, binding, decode
             if not program.name.startswith("draft") and not is_cache(binding):
-                yield PREFILL + name, Group.PREFILL, binding, prefill
+                own = Group.FIRST_TOKEN if group is Group.RESULTS else Group.PREFILL
+                yield PREFILL + name, own, binding, prefill
 
 
 def is_cache(binding: Binding) -> bool:

@@ -10,13 +10,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from dflash_engines.accept_inputs import Mask, SlotRules
+from dflash_engines.accept_inputs import IDLE, Mask, SlotRules
 from dflash_engines.contract import Limits
 from dflash_engines.device.arena import DeviceArena
 from dflash_engines.device.controls import Controls, Place
 from dflash_engines.device.iteration import IterationWork
 from dflash_engines.engine import Iteration
-from dflash_engines.sampling import LIKELIEST, SamplingParameters
 
 
 @dataclass(slots=True, kw_only=True)
@@ -25,7 +24,7 @@ class _Slot:
     anchor: int = 0  # the token that its next block begins with
     start: int = 0  # the row of that token
     limit: int = 0
-    sampling: SamplingParameters = LIKELIEST
+    rules: SlotRules = IDLE
 
 
 class Positions:
@@ -45,11 +44,16 @@ class Positions:
     @property
     def rules(self) -> list[SlotRules]:
         """Every slot's rules."""
-        return [SlotRules(slot.sampling) for slot in self._slots]
+        return [slot.rules for slot in self._slots]
 
-    def place(self, index: int, anchor: int, start: int, limit: int, sampling: SamplingParameters) -> None:
+    @property
+    def counting(self) -> list[int]:
+        """The slots whose every token changes an input, so that none may be launched ahead of them."""
+        return [index for index, slot in enumerate(self._slots) if slot.rules.counts_tokens]
+
+    def place(self, index: int, anchor: int, start: int, limit: int, rules: SlotRules) -> None:
         """The slot takes part from here on."""
-        self._slots[index] = _Slot(placed=True, anchor=anchor, start=start, limit=limit, sampling=sampling)
+        self._slots[index] = _Slot(placed=True, anchor=anchor, start=start, limit=limit, rules=rules)
         self._untold.add(index)
 
     def park(self, index: int) -> None:
@@ -60,8 +64,9 @@ class Positions:
     def advance(self, found: Iteration, next_start: NDArray[np.int64]) -> None:
         """The host has read an iteration."""
         for index in np.flatnonzero(found.active):
-            slot = self._slots[index]
-            slot.anchor = max(int(found.sampled[index, found.accepted[index]]), 0)  # as accept does
+            slot, gained = self._slots[index], found.sampled[index, : found.accepted[index] + 1]
+            slot.rules.commit(gained)
+            slot.anchor = max(int(gained[-1]), 0)  # as accept does
             slot.start = int(next_start[index])
 
     def tell_idle(self, work: IterationWork) -> None:
@@ -80,7 +85,8 @@ class Positions:
         changed = sorted(index for index in self._untold if index < work.key.slots)
         if changed:
             self._tell_positions(work, {index: self._slots[index] for index in changed})
-            self._controls.fill(work.arrays, self._places(changed, count))
+        if told := sorted({*changed, *self.counting}):
+            self._controls.fill(work.arrays, self._places(told, count))
         self._untold.clear()
 
     def tell_count(self, work: IterationWork, count: int) -> None:
@@ -103,7 +109,7 @@ class Positions:
     def _place(self, slot: _Slot, count: int) -> Place:
         """An idle slot uses no rows."""
         limit, rows = (slot.limit, count) if slot.placed else (self._limits.max_len, 0)
-        return Place(count=rows, limit=limit, rules=SlotRules(slot.sampling))
+        return Place(count=rows, limit=limit, rules=slot.rules)
 
     def _tell_positions(self, work: IterationWork, slots: Mapping[int, _Slot]) -> None:
         """An idle slot writes to the guard rows and attends to one row: its caches stay as they are."""

@@ -1,6 +1,7 @@
 """Prompts: chunks of one slot's rows, and the first new token. It has buffers of its own, beside the iterations'."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -9,17 +10,25 @@ from numpy.typing import NDArray
 from dflash_engines.accept_inputs import Mask, SlotRules
 from dflash_engines.arena import array_dtype
 from dflash_engines.contract import Limits
-from dflash_engines.device.arena import Arrays, DeviceArena
-from dflash_engines.device.device import Event
+from dflash_engines.device.arena import Arrays, DeviceArena, within
+from dflash_engines.device.flight import FOUND
 from dflash_engines.device.iteration import bind
-from dflash_engines.device.layout import ALIGNMENT, sizes
+from dflash_engines.device.layout import Group, sizes
 from dflash_engines.device.programs import DevicePrograms
+from dflash_engines.device.ring import Ring, Ticket
 from dflash_engines.device.watchdog import Watchdog
-from dflash_engines.engine import Iteration
+from dflash_engines.engine import Iteration, Logprobs
 
 PROFILE = "prefill"
 MIN_ROWS = 2  # of any call; a single token is padded, and the row written for the pad is overwritten later
-_FOUND = ("block", "sampled", "accepted", "finite")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FirstToken:
+    """On its way to the host."""
+
+    ticket: Ticket
+    arrays: Arrays
 
 
 class Prefill:
@@ -30,8 +39,8 @@ class Prefill:
     ) -> None:
         self._arena, self._programs, self._limits = arena, programs, limits
         self._mask_token_id, self._watchdog = mask_token_id, watchdog
-        self._pinned = arena.device.pin(len(_FOUND) * ALIGNMENT)
-        self._arrived: Event = arena.device.event()
+        self._results = arena.layout.groups[Group.FIRST_TOKEN]
+        self._ring = Ring(arena.device, self._results, 1)
 
     def rows(self, slot: int, tokens: Sequence[int], start: int) -> None:
         """Write the slot's rows of `tokens` from `start` on; logits of the last one."""
@@ -42,7 +51,7 @@ class Prefill:
         self._write(arrays, {name: np.array(value, np.int64) for name, value in values.items()})
         bind(self._arena, self._programs, "target", PROFILE, arrays)()
 
-    def accept(self, slot: int, token: int, row: int, rules: SlotRules, mask: Mask | None) -> None:
+    def accept(self, slot: int, token: int, row: int, rules: SlotRules, mask: Mask | None) -> FirstToken:
         """Choose the token after `token`, which stands at `row` and was the last of `rows`."""
         name = rules.sampling.variant.name
         arrays = self._arrays(name, slot, 1)
@@ -54,25 +63,17 @@ class Prefill:
         rules.fill(inputs, 0, mask)
         self._write(arrays, inputs)
         bind(self._arena, self._programs, name, PROFILE, arrays)()
-        for place, found in enumerate(_FOUND):
-            array = arrays[found]
-            self._arena.device.read(self._pinned, place * ALIGNMENT, array.buffer, array.offset, array.nbytes)
-        self._arena.device.record(self._arrived)
+        return FirstToken(ticket=self._ring.fetch(self._arena.buffer), arrays=within(arrays, self._results))
 
-    def first_token(self) -> Iteration:
+    def first_token(self, awaited: FirstToken) -> Iteration:
         """What `accept` found, once it is there."""
-        self._watchdog.wait(self._arrived)
-        kinds = {"block": (np.int64, (1, 1)), "sampled": (np.int64, (1, 1)), "accepted": (np.int64, (1,)),
-                 "finite": (np.bool_, (1,))}  # fmt: skip
-        found: dict[str, NDArray[Any]] = {}
-        for place, name in enumerate(_FOUND):
-            dtype, shape = kinds[name]
-            found[name] = np.frombuffer(self._pinned.array, dtype, 1, place * ALIGNMENT).reshape(shape).copy()
-        return Iteration(**found, active=np.ones(1, np.bool_))
+        found = self._ring.take(awaited.ticket, awaited.arrays, self._watchdog)
+        known = {name: found[name] for name in FOUND}
+        return Iteration(**known, active=np.ones(1, np.bool_), logprobs=Logprobs.among(found))
 
     def release(self) -> None:
-        """Give the memory back."""
-        self._arena.device.unpin(self._pinned)
+        """Give the ring back."""
+        self._ring.release()
 
     def _arrays(self, program: str, slot: int, rows: int) -> Arrays:
         size = sizes(self._limits, slots=1, rows_in=rows, rows_out=1)
