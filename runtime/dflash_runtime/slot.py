@@ -76,6 +76,12 @@ def shared_prefix(held: list[int], wanted: tuple[int, ...]) -> int:
     return next((i for i in range(shorter) if held[i] != wanted[i]), shorter)
 
 
+def _forbidden_by(constraint: Constraint | None) -> str:
+    if constraint is not None and constraint.fault is not None:
+        return f"response_format can't be held to any further, {constraint.fault}"
+    return "logit_bias, bad_token_ids, min_tokens and the grammar together leave none"
+
+
 def cut(
     gained: list[int], budget: int, stop_token_ids: frozenset[int], constraint: Constraint | None = None
 ) -> tuple[tuple[int, ...], FinishReason | None]:
@@ -85,10 +91,7 @@ def cut(
     """
     for i, token in enumerate(gained[:budget]):
         if token < 0:
-            raise RequestError(
-                "every token is forbidden at this place: logit_bias, bad_token_ids, min_tokens and the grammar "
-                "together leave none"
-            )
+            raise RequestError(f"every token is forbidden at this place: {_forbidden_by(constraint)}")
         if token in stop_token_ids:
             return tuple(gained[: i + 1]), "stop"
         if constraint is not None:

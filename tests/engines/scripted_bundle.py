@@ -8,7 +8,13 @@ from typing import Any
 import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from tests.engines.scripted_onnx import WEIGHTS_FILE, accept_program, draft_program, target_program
+from tests.engines.scripted_onnx import (
+    WEIGHTS_FILE,
+    accept_mask_program,
+    accept_program,
+    draft_program,
+    target_program,
+)
 from tests.engines.scripted_pair import MASK_TOKEN_ID, SCRIPT, STOP_TOKEN_IDS, VOCAB_SIZE
 
 MAX_LEN = 48
@@ -34,7 +40,12 @@ def byte_tokenizer() -> Tokenizer:
 def write_bundle(folder: Path, *, max_len: int = MAX_LEN, max_batch: int = 1) -> Path:
     """A whole bundle in `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
-    programs = {"target": target_program(), "draft": draft_program(), "accept": accept_program()}
+    programs = {
+        "target": target_program(),
+        "draft": draft_program(),
+        "accept": accept_program(),
+        "accept_mask": accept_mask_program(),
+    }
     for name, model in programs.items():
         (folder / f"{name}.onnx").write_bytes(model.SerializeToString())
     (folder / WEIGHTS_FILE).write_bytes(np.array(SCRIPT, np.int64).tobytes())
@@ -84,7 +95,7 @@ def manifest(max_len: int = MAX_LEN, max_batch: int = 1) -> dict[str, Any]:
         "precision": "fp32",
         "draft_precision": "fp32",
         "hidden_output": False,
-        "programs": {name: f"{name}.onnx" for name in ("target", "draft", "accept")},
+        "programs": {name: f"{name}.onnx" for name in ("target", "draft", "accept", "accept_mask")},
         "parity": {},
         "exporter": {},
     }

@@ -8,6 +8,7 @@ from tests.engines.scripted_pair import MASK_TOKEN_ID, POISON_ID, SCRIPT, VOCAB_
 
 CACHES = ("key_0", "value_0")
 WEIGHTS_FILE = "weights.bin"
+MASK_WORDS = -(-VOCAB_SIZE // 32)
 _INT, _FLOAT, _BOOL = TensorProto.INT64, TensorProto.FLOAT, TensorProto.BOOL
 Ports = dict[str, tuple[int, list[str | int]]]
 
@@ -166,7 +167,23 @@ def draft_program() -> ModelProto:
 
 def accept_program() -> ModelProto:
     g = Graph()
-    sampled = g.op("ArgMax", "logits", to="sampled", axis=2, keepdims=0)
+    return _accept(g, g.op("ArgMax", "logits", to="sampled", axis=2, keepdims=0), {})
+
+
+def accept_mask_program() -> ModelProto:
+    """With a grammar's mask; a row that forbids everything gives -1."""
+    g = Graph()
+    ids = np.arange(VOCAB_SIZE)
+    words = g.cast(g.op("Gather", "grammar_mask", g.const(ids // 32), axis=2), _INT)  # [B, R, V]
+    unsigned = g.op("Mod", words, g.const(2**32))
+    allowed = g.cast(g.op("Mod", g.op("Div", unsigned, g.const(2 ** (ids % 32))), g.const(2)), _BOOL)
+    best = g.op("ArgMax", g.op("Where", allowed, "logits", g.const(-1, np.float32)), axis=2, keepdims=0)
+    none = g.op("Not", g.cast(g.op("ReduceMax", g.cast(allowed, _INT), g.const([2]), keepdims=0), _BOOL))
+    sampled = g.op("Where", none, g.const(-1), best, to="sampled")
+    return _accept(g, sampled, {"grammar_mask": (TensorProto.INT32, ["B", "R", MASK_WORDS])})
+
+
+def _accept(g: Graph, sampled: str, rules: Ports) -> ModelProto:
     columns = g.upto(g.size("block", 1))
     in_use = g.op("Less", columns, g.column("count"))
     first = g.op("Slice", "block", g.const([0]), g.const([1]), g.const([1]))
@@ -192,6 +209,7 @@ def accept_program() -> ModelProto:
         "logits": (_FLOAT, ["B", "R", VOCAB_SIZE]),
         "block": (_INT, ["B", "R"]),
         **{name: (_INT, ["B"]) for name in ("start", "forced", "count", "limit")},
+        **rules,
     }
     outputs: Ports = {
         "sampled": (_INT, ["B", "R"]),

@@ -17,6 +17,11 @@ class Constraint(Protocol):
         """Whether nothing may follow but the end."""
         ...
 
+    @property
+    def fault(self) -> str | None:
+        """Why it gave up: from then on, its masks forbid everything."""
+        ...
+
     def steer(self, drafted: Sequence[int]) -> list[int]:
         """The draft with the tokens that the grammar forces in their places; cheap beside `masks`."""
         ...

@@ -63,6 +63,7 @@ class LlguidanceConstraint:
     def __init__(self, matcher: LLMatcher, not_the_end: NDArray[np.int32], stops: NDArray[np.int32]) -> None:
         self._matcher = matcher
         self._not_the_end, self._stops = not_the_end, stops  # [W]
+        self.fault: str | None = None
 
     @property
     def complete(self) -> bool:
@@ -86,6 +87,8 @@ class LlguidanceConstraint:
         masks = np.full((len(drafted) + 1, len(self._stops)), -1, np.int32)
         ahead = self._matcher.deep_copy()  # what goes wrong in a draft stays there
         self._fill(ahead, masks, 0)
+        if ahead.is_error():
+            self.fault = _one_line(ahead.get_error())
         for row, token in enumerate(drafted):
             if not _allows(masks[row], token) or _allows(self._stops, token):
                 break
@@ -95,9 +98,9 @@ class LlguidanceConstraint:
 
     def commit(self, token: int) -> None:
         """See `constraint.Constraint.commit`."""
-        if token < 0 or not self._matcher.consume_token(token):
-            reason = self._matcher.get_error() or "the other rules of the request forbid all that it allows"
-            raise RequestError(f"the answer can't be kept to its response_format: {_one_line(reason)}")
+        if not self._matcher.consume_token(token):
+            reason = _one_line(self._matcher.get_error())
+            raise RequestError(f"the answer can't be kept to its response_format: {reason}")
 
     def _fill(self, matcher: LLMatcher, masks: Masks, row: int) -> None:
         """A matcher that gave up would allow the end of the answer, and nothing else: here, it allows nothing."""
