@@ -37,8 +37,10 @@ def declared_programs(manifest: Manifest) -> tuple[Program, ...]:
     target = contract.target(manifest.geometry, hidden_output=manifest.hidden_output)
     variants = [variant for variant in contract.ACCEPT_VARIANTS if variant.name in manifest.programs]
     accepts = (contract.accept(manifest.geometry, variant) for variant in variants)
-    drafts = (contract.draft(manifest.geometry, noise=noise) for noise in (False, True))
-    return (target, *(draft for draft in drafts if draft.name in manifest.programs), *accepts)
+    drafts = [contract.draft(manifest.geometry)]
+    if "draft_noise" in manifest.programs:
+        drafts.append(contract.draft(manifest.geometry, noise=True))
+    return (target, *drafts, *accepts)
 
 
 def host_limits(bundle: Bundle, options: Options) -> Limits:
