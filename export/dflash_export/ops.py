@@ -12,6 +12,8 @@ from onnxscript.onnx_opset import opset24 as op
 from torch import Tensor
 
 OPSET = 24
+LOWEST = 2.0**-63  # the least threshold: smaller weights never win a draw
+_DOUBLINGS, _MANTISSA_BITS = (32, 16, 8, 4, 2, 1), 23
 
 
 @torch.library.custom_op("dflash::attention", mutates_args=())
@@ -60,6 +62,56 @@ def _(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.empty_like(x)
 
 
+@torch.library.custom_op("dflash::threshold", mutates_args=())
+def threshold(weight: Tensor, wanted: Tensor, by_mass: bool) -> Tensor:
+    """The largest float32 in LOWEST..1, or LOWEST, that `wanted` [B,R,1] of the weights [B,R,P] in 0..1 reach.
+
+    `by_mass` adds the weights up, else they are counted. A bisection of the float's bits, first of the exponent and
+    then of the mantissa, as engines can't sort a vocabulary: every candidate is an exact float32, and so is the result.
+    """
+    found = torch.full_like(wanted, LOWEST)
+
+    def raised(candidate: Tensor) -> Tensor:
+        reach = (weight >= candidate).float()
+        total = (weight * reach if by_mass else reach).sum(-1, keepdim=True)
+        return torch.where(total >= wanted, candidate, found)
+
+    for doublings in _DOUBLINGS:
+        found = raised(found * 2.0**doublings)
+    step = found
+    for _ in range(_MANTISSA_BITS):
+        step = step * 0.5
+        found = raised(found + step)
+    return found
+
+
+@threshold.register_fake
+def _(weight: Tensor, wanted: Tensor, by_mass: bool) -> Tensor:
+    return torch.empty_like(wanted)
+
+
+def _onnx_threshold(weight: Any, wanted: Any, by_mass: bool) -> Any:
+    found: Any = op.Expand(_constant(LOWEST), op.Shape(wanted))
+    last: Any = op.Constant(value_ints=[-1])
+
+    def raised(found: Any, candidate: Any) -> Any:
+        reach: Any = op.Cast(op.GreaterOrEqual(weight, candidate), to=1)
+        total: Any = op.ReduceSum(op.Mul(weight, reach) if by_mass else reach, last, keepdims=1)
+        return op.Where(op.GreaterOrEqual(total, wanted), candidate, found)
+
+    for doublings in _DOUBLINGS:
+        found = raised(found, op.Mul(found, _constant(2.0**doublings)))
+    step = found
+    for _ in range(_MANTISSA_BITS):
+        step = op.Mul(step, _constant(0.5))
+        found = raised(found, op.Add(found, step))
+    return found
+
+
+def _constant(value: float) -> Any:
+    return op.Constant(value_float=value)
+
+
 def _onnx_attention(q: Any, k: Any, v: Any, mask: Any, scale: float, softcap: float) -> Any:
     return op.Attention(q, k, v, mask, scale=scale, softcap=softcap)[0]
 
@@ -77,4 +129,5 @@ TRANSLATIONS: dict[Callable[..., Any], Callable[..., Any]] = {
     torch.ops.dflash.attention.default: _onnx_attention,
     torch.ops.dflash.write_rows.default: _onnx_write_rows,
     torch.ops.dflash.rotary.default: _onnx_rotary,
+    torch.ops.dflash.threshold.default: _onnx_threshold,
 }
