@@ -66,6 +66,11 @@ def _outputs(engine: DeviceEngine, call: Call, first: int, batch: int) -> Iterat
     part = slice(first, min(first + batch, SLOTS))
     inputs = {name: _padded(name, value[part], batch, engine.limits.max_len) for name, value in call.inputs.items()}
     rows = call.inputs["tokens" if "tokens" in call.inputs else "block"].shape[1]
+    if rows not in engine.limits.block_sizes:
+        raise EngineError(
+            f"the golden cases have blocks of {rows}, this engine only {sorted(engine.limits.block_sizes)}, so it "
+            f"can't be proven; build it with --block-sizes that hold {rows} too"
+        )
     found = _run(engine, call.program, inputs, f"block_{rows}", 0)
     yield part, {name: value[: part.stop - part.start] for name, value in found.items()}
 

@@ -15,25 +15,10 @@ from dflash_engines.device.device import DeviceArray
 from dflash_engines.device.layout import ALIGNMENT, is_cache
 from dflash_engines.device.programs import DeviceArrays, Enqueue
 from dflash_engines.errors import EngineError
+from dflash_engines.tensorrt.log import kept_log
 from dflash_engines.tensorrt.runtime_cache import RuntimeCaches
 
 AGAIN = "build it again with dflash-export build"
-_KEPT_MESSAGES = 5
-
-
-def kept_log(trt: ModuleType) -> Any:
-    """A logger that keeps the last warnings and errors, to be told in ours."""
-
-    class KeptLog(trt.ILogger):  # type: ignore[misc, name-defined]
-        def __init__(self) -> None:
-            super().__init__()
-            self.messages: list[str] = []
-
-        def log(self, severity: Any, message: str) -> None:
-            if severity <= trt.ILogger.WARNING:
-                self.messages = [*self.messages[1 - _KEPT_MESSAGES :], message]
-
-    return KeptLog()
 
 
 class TensorRtPrograms:
@@ -140,7 +125,8 @@ class TensorRtPrograms:
         self._caches.attach(program, config)
 
     def _told(self) -> str:
-        return "; ".join(self._log.messages) or "it gave no reason"
+        told: str = self._log.told()
+        return told
 
 
 class Context:
