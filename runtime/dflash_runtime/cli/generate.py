@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import typer
 from rich.console import Console
@@ -12,6 +13,7 @@ from dflash_engines.errors import RequestError
 from dflash_engines.sampling import SamplingParameters
 from dflash_runtime.cli import options, report
 from dflash_runtime.cli.conversations import Conversation, read_conversations
+from dflash_runtime.cli.response_format import response_format
 from dflash_runtime.comparison import Comparison, compare, warm_up
 from dflash_runtime.completion import Step
 from dflash_runtime.decoder import DEFAULT_MAX_NEW_TOKENS, Decoder, finish, sampling_parameters
@@ -26,6 +28,8 @@ dflash-generate build/demo "Why is the sky blue?"
 dflash-generate build/demo "Tell a joke." --compare
 
 echo "def fibonacci(n):" | dflash-generate build/demo - --raw
+
+dflash-generate build/demo "Is water wet?" --choice yes --choice no
 
 dflash-generate build/demo --prompts gsm8k.jsonl --compare --json > out.jsonl
 
@@ -43,13 +47,15 @@ class Settings:
     max_new_tokens: int
     block_size: int | None
     stop: tuple[str, ...]
+    response_format: dict[str, Any] | None
     sampling: SamplingParameters
     raw: bool
     as_json: bool
 
     def request(self, decoder: Decoder, prompt: Prompt) -> Request:
         """What these options ask of `prompt`. Raises RequestError."""
-        return decoder.request(prompt, self.max_new_tokens, self.block_size, None, self.sampling, stop=self.stop)
+        return decoder.request(prompt, self.max_new_tokens, self.block_size, None, self.sampling, stop=self.stop,
+                               response_format=self.response_format)  # fmt: skip
 
 
 @app.command(epilog=EPILOG, context_settings={"help_option_names": ["-h", "--help"]})
@@ -64,6 +70,10 @@ def generate(
     denoise_steps: options.DenoiseSteps = 1,
     draft_temperature: options.DraftTemperature = 0.0,
     stop: options.Stop = None,
+    json_schema: options.JsonSchema = None,
+    regex: options.Regex = None,
+    grammar: options.Grammar = None,
+    choice: options.Choice = None,
     temperature: options.Temperature = 0.0,
     top_k: options.TopK = 0,
     top_p: options.TopP = 1.0,
@@ -82,8 +92,9 @@ def generate(
     conversations = read_conversations(prompt, prompts)
     sampling = sampling_parameters(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed,
                                    draft_temperature=draft_temperature, denoise_steps=denoise_steps)  # fmt: skip
+    structure = response_format(json_schema=json_schema, regex=regex, grammar=grammar, choices=choice or ())
     settings = Settings(max_new_tokens=max_new_tokens, block_size=block_size, stop=tuple(stop or ()),
-                        sampling=sampling, raw=raw, as_json=as_json)  # fmt: skip
+                        response_format=structure, sampling=sampling, raw=raw, as_json=as_json)  # fmt: skip
     decoder = Decoder.load(bundle, backend=backend, threads=threads)
     if not do_compare:
         generate_all(decoder, conversations, settings)

@@ -31,6 +31,21 @@ Stop = Annotated[
     list[str] | None,
     typer.Option(metavar="TEXT", help="End the answer before this text; may be given again.", show_default=False),
 ]
+JsonSchema = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="Hold the answer to a JSON schema.", show_default=False),
+]
+Regex = Annotated[
+    str | None, typer.Option(help="Hold the answer to a regular expression, all of it.", show_default=False)
+]
+Grammar = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="Hold the answer to a grammar, as Lark or GBNF.", show_default=False),
+]
+Choice = Annotated[
+    list[str] | None,
+    typer.Option(metavar="TEXT", help="Answer with this or another --choice, nothing else.", show_default=False),
+]
 Temperature = Annotated[float, typer.Option(help="0 takes the likeliest token; above, tokens are sampled.")]
 TopK = Annotated[int, typer.Option(help="Sample among the k likeliest tokens; 0 is all.")]
 TopP = Annotated[float, typer.Option(help="Sample among the likeliest tokens of this probability.")]

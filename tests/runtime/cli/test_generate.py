@@ -160,6 +160,31 @@ def test_stop_may_be_given_again(run: Run) -> None:
     assert (code, out) == (0, whole[: whole.find(whole[2:4])] + "\n")
 
 
+def test_the_answer_is_one_of_the_choices(run: Run) -> None:
+    code, out, _ = run("hi", "--choice", "yes", "--choice", "yet", "--compare")
+    assert (code, out) == (0, "yes\n\n")  # none of which the scripted pair would write: the first token in order
+
+
+def test_a_schema_a_regex_and_a_grammar(run: Run, tmp_path: Path) -> None:
+    schema, grammar = tmp_path / "schema.json", tmp_path / "grammar.lark"
+    schema.write_text(json.dumps({"const": {"é": 1}}), encoding="utf-8")
+    grammar.write_text('start: "a" "b"')
+    assert run("hi", "--regex", "[x]{3}")[1] == "xxx\n"
+    assert run("hi", "--grammar", str(grammar))[1] == "ab\n"
+    assert run("hi", "--json-schema", str(schema), "--max-new-tokens", "40")[0] == 0
+
+
+def test_structured_output_without_its_package_is_one_line(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "llguidance", None)
+    monkeypatch.setitem(sys.modules, "llguidance.numpy", None)
+    monkeypatch.delitem(sys.modules, "dflash_runtime.structured.grammars", raising=False)
+    code, _, err = run("hi", "--regex", "a")
+    assert code == 2
+    assert "response_format needs the package 'llguidance" in err
+    assert "pip install 'dflash-trt[structured]'" in err
+    assert err.count("\n") == 1
+
+
 def test_the_total_of_several_comparisons(run: Run, tmp_path: Path) -> None:
     file = write_lines(tmp_path / "p.jsonl", {"prompt": "a"}, {"prompt": "b"})
     code, _, err = run("--prompts", str(file), "--compare", "--max-new-tokens", "5")
@@ -196,8 +221,12 @@ def test_a_bad_prompts_file_is_one_line(run: Run, tmp_path: Path, name: str) -> 
         (["hi", "--max-new-tokens", "0"], 2, "max_new_tokens must be at least 1, not 0"),
         (["hi", "--block-size", "99"], 2, f"block_size must be within 1..{BLOCK_SIZE}"),
         (["hi", "--temperature", "-1"], 2, "temperature must be a finite number from 0, not -1"),
-        (["hi", "--temperature", "1", "--top-p", "0"], 2, "top_p must be above 0"),
+        (["hi", "--temperature", "1", "--top-p", "0"], 2, "top_p must be a number above 0"),
         (["hi", "--temperature", "1"], 2, "no program 'accept_sampling'"),
+        (["hi", "--regex", "("], 2, "this regex can't be used"),
+        (["hi", "--regex", "a", "--choice", "b"], 2, "give only one of --json-schema, --regex"),
+        (["hi", "--json-schema", "/no/such.json"], 2, "can't read /no/such.json"),
+        (["hi", "--json-schema", "/dev/null"], 2, "/dev/null is not valid JSON"),
         (["x" * 99], 2, f"this engine holds {MAX_LEN}"),
         (["hi", "--backend", "magic"], 1, "no backend 'magic'; installed are ["),
     ],
