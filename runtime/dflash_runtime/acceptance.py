@@ -23,3 +23,10 @@ class Acceptance:
         """For each position, the share kept; `prior` counts as much as `weight` passes."""
         found: NDArray[np.float64] = (self._kept + weight * prior) / (self._tried + weight)
         return found
+
+    def chained_rates(self, first: float, weight: float) -> NDArray[np.float64]:
+        """As `rates`, where each position's prior is the rate of the one before: far ahead, little has been tried."""
+        rates, prior = np.empty(len(self._kept)), first
+        for position, (kept, tried) in enumerate(zip(self._kept, self._tried, strict=True)):
+            rates[position] = prior = (kept + weight * prior) / (tried + weight)
+        return rates

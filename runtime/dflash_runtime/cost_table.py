@@ -14,6 +14,7 @@ from dflash_engines.engine import Engine
 BUDGET_SECONDS = 4.0  # that a measurement may take, as long as one iteration doesn't take most of it
 SHORT = 64  # tokens; below, attention costs next to nothing
 _ROUNDS = 7
+_PARTS = ("draft", "target", "accept")
 _ANCHOR = 0  # what is decoded doesn't matter
 Seconds = NDArray[np.float64]
 
@@ -23,11 +24,12 @@ class Costs:
     """Seconds of one iteration at a moment, for each of the table's block sizes."""
 
     draft: Seconds  # of one launch of the drafter; 0 for block size 1
-    verify: Seconds  # target, accept and the host's share
+    target: Seconds  # and the host's share
+    accept: Seconds  # of the greedy rule
 
-    def total(self, denoise_steps: int) -> Seconds:
-        """Of a whole iteration with that many launches of the drafter."""
-        return self.draft * denoise_steps + self.verify
+    def total(self, denoise_steps: int = 1, accept_factor: float = 1.0) -> Seconds:
+        """Of an iteration with that many launches of the drafter, and a rule so much dearer than the greedy one."""
+        return self.draft * denoise_steps + self.target + self.accept * accept_factor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,11 +40,12 @@ class CostTable:
     lengths: tuple[int, ...]  # tokens
     block_sizes: tuple[int, ...]  # ascending, 1 first: plain decoding
     draft: tuple[tuple[tuple[float, ...], ...], ...]
-    verify: tuple[tuple[tuple[float, ...], ...], ...]
+    target: tuple[tuple[tuple[float, ...], ...], ...]
+    accept: tuple[tuple[tuple[float, ...], ...], ...]
 
     def at(self, *, slots: float, length: float) -> Costs:
         """The costs for `slots` decoding slots with `length` live tokens on average."""
-        return Costs(draft=self._at(self.draft, slots, length), verify=self._at(self.verify, slots, length))
+        return Costs(**{name: self._at(getattr(self, name), slots, length) for name in _PARTS})
 
     def _at(self, table: Any, slots: float, length: float) -> Seconds:
         by_length = _between(np.array(table), self.slots, slots)  # [lengths, sizes]
@@ -57,10 +60,10 @@ class CostTable:
         """Raises ValueError, KeyError or TypeError when `fields` are not a whole table."""
         axes = {name: tuple(int(n) for n in fields[name]) for name in ("slots", "lengths", "block_sizes")}
         shape = tuple(len(axis) for axis in axes.values())
-        draft, verify = (np.array(fields[name], np.float64) for name in ("draft", "verify"))
-        if draft.shape != shape or verify.shape != shape or not (verify > 0).all() or not (draft >= 0).all():
-            raise ValueError(f"times of shape {draft.shape} and {verify.shape}, wanted {shape}, none negative")
-        return cls(**axes, draft=_nested(draft), verify=_nested(verify))
+        times = {name: np.array(fields[name], np.float64) for name in _PARTS}
+        if any(part.shape != shape or not (part >= 0).all() for part in times.values()):
+            raise ValueError(f"wanted times of shape {shape}, none negative")
+        return cls(**axes, **{name: _nested(part) for name, part in times.items()})
 
 
 def _between(table: Seconds, known: Sequence[int], wanted: float) -> Seconds:
@@ -102,7 +105,7 @@ def measure(engine: Engine, *, budget: float = BUDGET_SECONDS) -> CostTable:
     slowest = min(first, sum(_iteration(engine, most, longest, largest)))
     fitting = (grid for grid in _grids(engine) if 2 * len(grid.points) * slowest < budget)
     grid = next(fitting, list(_grids(engine))[-1])
-    least = np.full((len(grid.points), 2), np.inf)
+    least = np.full((len(grid.points), len(_PARTS)), np.inf)
     begin = perf_counter()
     for turn in range(_ROUNDS):
         for point, times in zip(grid.points, least, strict=True):
@@ -127,27 +130,27 @@ def _grids(engine: Engine) -> Iterator[_Grid]:
     yield _Grid(slots=slots[-1:], lengths=(short,), sizes=few)
 
 
-def _iteration(engine: Engine, slots: int, length: int, block_size: int) -> tuple[float, float]:
-    """Seconds of the draft, and of all the rest, of one iteration over the first `slots` slots."""
+def _iteration(engine: Engine, slots: int, length: int, block_size: int) -> tuple[float, float, float]:
+    """Seconds of each part of one iteration over the first `slots` slots."""
     for slot in range(slots):
         engine.place(slot, _ANCHOR, length, length)
-    drafting, begin = engine.timing.draft, perf_counter()
+    before, begin = engine.timing, perf_counter()
     engine.launch(block_size)
     engine.collect()
-    whole, draft = perf_counter() - begin, engine.timing.draft - drafting
+    whole, after = perf_counter() - begin, engine.timing
     for slot in range(slots):
         engine.park(slot)
-    return draft, whole - draft
+    draft, accept = after.draft - before.draft, after.accept - before.accept
+    return draft, max(0.0, whole - draft - accept), accept
 
 
 def _table(grid: _Grid, sizes: tuple[int, ...], least: Seconds) -> CostTable:
     """The measured points, with the sizes that were left out taken as in between."""
-    times = least.reshape(len(grid.slots), len(grid.lengths), len(grid.sizes), 2)
+    times = least.reshape(len(grid.slots), len(grid.lengths), len(grid.sizes), len(_PARTS))
     filled = np.apply_along_axis(lambda known: np.interp(sizes, grid.sizes, known), 2, times)
     return CostTable(
         slots=grid.slots,
         lengths=grid.lengths,
         block_sizes=sizes,
-        draft=_nested(filled[..., 0]),
-        verify=_nested(filled[..., 1]),
+        **{name: _nested(filled[..., i]) for i, name in enumerate(_PARTS)},
     )

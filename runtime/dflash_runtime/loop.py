@@ -154,6 +154,7 @@ class DecodeLoop:
 
     def _iterate(self, slots: list[Slot]) -> list[Progress | Failure]:
         """One iteration; any block size gives the same tokens."""
+        accepting = self._engine.timing.accept
         try:
             self._launch(slots, self._block_size(slots))
             found = self._engine.collect()
@@ -161,6 +162,9 @@ class DecodeLoop:
         except BaseException:  # Ctrl-C too: what the engine found is lost, the slots' tokens are not
             self._step_back(slots)
             raise
+        if self._block_sizes is not None:
+            seconds = self._engine.timing.accept - accepting
+            self._block_sizes.observe_accept(_lengths(slots), block_size=found.block.shape[1], seconds=seconds)
         return [self._commit(slot, found, row=slot.index, verified=True) for slot in slots if found.active[slot.index]]
 
     def _block_size(self, slots: list[Slot]) -> int:
@@ -169,10 +173,8 @@ class DecodeLoop:
         asked = [request.block_size for request in requests if request.block_size is not None]
         if len(asked) < len(requests):
             steps = max(request.sampling.denoise_steps for request in requests)
-            lengths = {slot.index: len(slot.tokens) for slot in slots}
-            largest = max(self._engine.limits.block_sizes)
-            sizes = self._block_sizes
-            asked.append(largest if sizes is None else sizes.choose(lengths, denoise_steps=steps))
+            largest, sizes = max(self._engine.limits.block_sizes), self._block_sizes
+            asked.append(largest if sizes is None else sizes.choose(_lengths(slots), denoise_steps=steps))
         return max(asked)
 
     def _launch(self, slots: list[Slot], block_size: int) -> None:
@@ -249,3 +251,8 @@ class DecodeLoop:
                 "an overflow of this precision, most likely: export with a wider one"
             ),
         )
+
+
+def _lengths(slots: list[Slot]) -> dict[int, int]:
+    """Live tokens by slot."""
+    return {slot.index: len(slot.tokens) for slot in slots}

@@ -85,7 +85,7 @@ def walk(answer: Answer, sizes: Sequence[int], costs: CostTable, choose: Choose,
         size = choose(length, at)
         place = places[size]
         gained = 1 if place is None else int(answer.accepted[at, place]) + 1
-        seconds += float(costs.at(slots=1, length=length).total(1)[costs.block_sizes.index(size)])
+        seconds += float(costs.at(slots=1, length=length).total()[costs.block_sizes.index(size)])
         observe(size, gained)
         used.append(size)
         at += gained

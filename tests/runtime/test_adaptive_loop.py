@@ -42,7 +42,9 @@ MANY = settings(max_examples=80, suppress_health_check=[HealthCheck.function_sco
 def table() -> CostTable:
     """Drafting costs little: there is something to choose."""
     rows = (tuple(10.0 + size for size in SIZES),)
-    return CostTable(slots=(1,), lengths=(1,), block_sizes=SIZES, draft=((rows[0][:1] + (0.1,) * 5,),), verify=(rows,))
+    accept = ((tuple(0.1 * size for size in SIZES),),)
+    draft = (((0.0, *[0.1] * (len(SIZES) - 1)),),)
+    return CostTable(slots=(1,), lengths=(1,), block_sizes=SIZES, draft=draft, target=(rows,), accept=accept)
 
 
 class Erratic(BlockSizes):
@@ -168,5 +170,5 @@ def test_several_steps_are_refused_by_an_engine_that_drafts_in_one(
 
 def test_drawn_drafts_are_refused_by_a_bundle_whose_drafter_cannot_draw(loop: DecodeLoop) -> None:
     drawn = replace(request([5]), sampling=SamplingParameters(draft_temperature=0.5))
-    with pytest.raises(RequestError, match="no program 'draft_noise'.*--draft-noise"):
+    with pytest.raises(RequestError, match=r"no program 'draft_noise'.*--draft-noise"):
         loop.admit(0, drawn)

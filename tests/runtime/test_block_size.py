@@ -19,8 +19,9 @@ def table(verify: tuple[float, ...] = VERIFY, draft: tuple[float, ...] = DRAFT) 
     """Two slots at once cost half as much again; length doesn't matter."""
     both = tuple(1.5 * seconds for seconds in verify)
     return CostTable(
-        slots=(1, 2), lengths=(100,), block_sizes=SIZES, draft=((draft,), (draft,)), verify=((verify,), (both,))
-    )
+        slots=(1, 2), lengths=(100,), block_sizes=SIZES, draft=((draft,), (draft,)), target=((verify,), (both,)),
+        accept=(((0.1, 0.1, 0.2, 0.4),),) * 2,
+    )  # fmt: skip
 
 
 def decode(sizes: BlockSizes, right: list[bool], slot: int = 0) -> tuple[list[int], float]:
@@ -117,3 +118,17 @@ def test_any_history_gives_a_size_of_the_table(passes: list[tuple[int, int, int]
     for size, gained, slot in passes:
         sizes.observe(slot, block_size=size, gained=min(gained, size))
         assert sizes.choose({0: 1, 1: 10**6, 2: 5}) in SIZES
+
+
+def test_rules_that_are_dear_a_row_make_blocks_smaller() -> None:
+    """A filter is a bisection for each row: what it costs shows in the passes, not in the table."""
+    sizes = started()
+    for _ in range(60):
+        sizes.observe(0, block_size=8, gained=6)
+    assert sizes.choose({0: 100}) == 8
+    for _ in range(60):
+        sizes.observe_accept({0: 100}, block_size=8, seconds=40.0)
+    assert sizes.choose({0: 100}) == 4
+    for _ in range(60):
+        sizes.observe_accept({0: 100}, block_size=4, seconds=0.2)
+    assert sizes.choose({0: 100}) == 8

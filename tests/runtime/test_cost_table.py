@@ -23,12 +23,13 @@ class Clockwork:
     now: float = 0.0
     placed: dict[int, int] = field(default_factory=dict)
     drafting: float = 0.0
+    accepting: float = 0.0
     hiccups: int = 0  # every so many iterations, one takes twice as long
     launched: int = 0
 
     @property
     def timing(self) -> Timing:
-        return Timing(prefill=0.0, draft=self.drafting, target=0.0, accept=0.0)
+        return Timing(prefill=0.0, draft=self.drafting, target=0.0, accept=self.accepting)
 
     def place(self, slot: int, anchor: int, start: int, limit: int) -> None:
         assert start == limit < self.limits.max_len
@@ -42,17 +43,19 @@ class Clockwork:
 
     def launch(self, block_size: int) -> None:
         self.launched += 1
-        verify, draft = seconds(len(self.placed), max(self.placed.values()), block_size)
+        draft, target, accept = seconds(len(self.placed), max(self.placed.values()), block_size)
         slow = 2 if self.hiccups and self.launched % self.hiccups == 0 else 1
         self.drafting += slow * draft
-        self.now += slow * (verify + draft)
+        self.accepting += slow * accept
+        self.now += slow * (draft + target + accept)
 
     def collect(self) -> None:
         pass
 
 
-def seconds(slots: float, length: float, block_size: int) -> tuple[float, float]:
-    return 10 + slots * block_size + length / 100, 2.0 * block_size if block_size > 1 else 0.0
+def seconds(slots: float, length: float, block_size: int) -> tuple[float, float, float]:
+    draft = 2.0 * block_size if block_size > 1 else 0.0
+    return draft, 10 + slots * block_size + length / 100, 0.1 * block_size
 
 
 def measured(monkeypatch: pytest.MonkeyPatch, clockwork: Clockwork, budget: float) -> CostTable:
@@ -64,14 +67,14 @@ def measured(monkeypatch: pytest.MonkeyPatch, clockwork: Clockwork, budget: floa
 def test_a_measured_table_gives_the_engines_times(monkeypatch: pytest.MonkeyPatch, slots: float, length: int) -> None:
     found = measured(monkeypatch, Clockwork(LIMITS, hiccups=5), budget=1e5).at(slots=slots, length=length)
     wanted = [seconds(slots, length, size) for size in (1, 2, 4, 8)]
-    assert found.verify.tolist() == pytest.approx([verify for verify, _ in wanted])
-    assert found.draft.tolist() == pytest.approx([draft for _, draft in wanted])
-    assert found.total(3).tolist() == pytest.approx([verify + 3 * draft for verify, draft in wanted])
+    assert list(zip(found.draft, found.target, found.accept, strict=True)) == [pytest.approx(times) for times in wanted]
+    assert found.total(3, 5.0).tolist() == pytest.approx([3 * draft + target + 5 * accept
+                                                          for draft, target, accept in wanted])  # fmt: skip
 
 
 def test_outside_of_what_was_measured_the_nearest_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     table = measured(monkeypatch, Clockwork(LIMITS), budget=1e5)
-    assert table.at(slots=9, length=5).verify.tolist() == table.at(slots=3, length=64).verify.tolist()
+    assert table.at(slots=9, length=5).target.tolist() == table.at(slots=3, length=64).target.tolist()
 
 
 @pytest.mark.parametrize("budget", [0.0, 300.0, 2000.0, 8000.0])
@@ -82,7 +85,7 @@ def test_a_slow_engine_is_measured_more_coarsely(monkeypatch: pytest.MonkeyPatch
     assert table.block_sizes == (1, 2, 4, 8)
     at_most = table.at(slots=3, length=64)
     wanted = [seconds(3, 64, size) for size in (1, 2, 4, 8)]  # linear in the size, and so known in between
-    assert at_most.verify.tolist() == pytest.approx([verify for verify, _ in wanted])
+    assert at_most.target.tolist() == pytest.approx([target for _, target, _ in wanted])
 
 
 def test_a_table_survives_its_json(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,7 +93,7 @@ def test_a_table_survives_its_json(monkeypatch: pytest.MonkeyPatch) -> None:
     assert CostTable.from_json(table.as_json()) == table
 
 
-@pytest.mark.parametrize("spoil", [{"draft": [[[1.0]]]}, {"verify": None}, {"slots": "no"}, {"lengths": [1, 2]}])
+@pytest.mark.parametrize("spoil", [{"draft": [[[1.0]]]}, {"target": None}, {"slots": "no"}, {"lengths": [1, 2]}])
 def test_other_json_is_no_table(monkeypatch: pytest.MonkeyPatch, spoil: dict[str, Any]) -> None:
     fields = measured(monkeypatch, Clockwork(LIMITS), budget=1e5).as_json() | spoil
     with pytest.raises((ValueError, TypeError)):
@@ -100,7 +103,7 @@ def test_other_json_is_no_table(monkeypatch: pytest.MonkeyPatch, spoil: dict[str
 def test_times_below_zero_are_no_table(monkeypatch: pytest.MonkeyPatch) -> None:
     fields = measured(monkeypatch, Clockwork(LIMITS), budget=1e5).as_json()
     with pytest.raises(ValueError, match="none negative"):
-        CostTable.from_json(fields | {"verify": (-np.array(fields["verify"])).tolist()})
+        CostTable.from_json(fields | {"target": (-np.array(fields["target"])).tolist()})
 
 
 def test_a_real_engine_is_left_as_it_was_found(bundle: Bundle) -> None:
@@ -108,6 +111,6 @@ def test_a_real_engine_is_left_as_it_was_found(bundle: Bundle) -> None:
     engine = HostEngine(bundle, OnnxRuntimePrograms(bundle, Options()), limits)
     table = measure(engine)
     assert (table.slots, table.block_sizes) == ((1, 2), (1, 2, 5))
-    assert (table.at(slots=1, length=20).verify > 0).all()
+    assert (table.at(slots=1, length=20).target > 0).all()
     assert table.at(slots=1, length=20).draft[0] == 0.0
     assert not any(buffer.any() for name, buffer in engine._arena.buffers.items() if "key" in name or "value" in name)

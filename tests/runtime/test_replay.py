@@ -20,8 +20,9 @@ COSTS = CostTable.from_json(json.loads((DATA / "costs.json").read_text()))
 EVALUATED, HOSTILE = ("gsm8k", "humaneval", "mbpp", "mt_bench"), ("foreign", "random")
 # Another machine: rows cost nothing, and a launch of the drafter a tenth of the target's pass.
 FLAT = CostTable(
-    slots=(1,), lengths=(1,), block_sizes=COSTS.block_sizes, draft=(((0.0, *[0.1] * 7),),), verify=(((1.0,) * 8,),)
-)
+    slots=(1,), lengths=(1,), block_sizes=COSTS.block_sizes, draft=(((0.0, *[0.1] * 7),),), target=(((1.0,) * 8,),),
+    accept=(((0.0,) * 8,),),
+)  # fmt: skip
 
 
 def part(name: str) -> Recording:
