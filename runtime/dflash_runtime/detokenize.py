@@ -51,6 +51,24 @@ def special_tokens(tokenizer: Tokenizer) -> dict[str, int]:
     return {token.content: i for i, token in tokenizer.get_added_tokens_decoder().items() if token.special}
 
 
+def token_bytes(tokenizer: Tokenizer, token_id: int) -> bytes:
+    """What one token, special or not, adds in the midst of a text; may be a part of a character."""
+    token = tokenizer.id_to_token(token_id) or ""
+    if isinstance(tokenizer.decoder, decoders.ByteLevel):
+        return _byte_level(token)
+    if _BYTE_TOKEN.fullmatch(token):
+        return bytes([int(token[3:5], 16)])
+    once, twice = (tokenizer.decode([token_id] * n, skip_special_tokens=False) for n in (1, 2))
+    return str(twice)[len(once) :].encode()  # decoders treat a text's beginning in their own way
+
+
+def _byte_level(token: str) -> bytes:
+    """Names are made of stand-ins for bytes; an added token stands for itself."""
+    if all(character in _BYTE_OF for character in token):
+        return bytes(_BYTE_OF[character] for character in token)
+    return token.encode()
+
+
 class ByteLevelDetokenizer:
     """For byte-level BPE: every token is a run of bytes, and Python's own decoder holds half characters."""
 
@@ -71,9 +89,7 @@ class ByteLevelDetokenizer:
         token = self._tokenizer.id_to_token(token_id)
         if token is None or token_id in self._special:
             return b""
-        if all(character in _BYTE_OF for character in token):
-            return bytes(_BYTE_OF[character] for character in token)
-        return token.encode()  # an added token stands for itself
+        return _byte_level(token)
 
 
 class WindowDetokenizer:

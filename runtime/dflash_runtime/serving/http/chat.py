@@ -54,13 +54,14 @@ class _WholeAnswer:
 
     def __init__(self, chat: Chat, index: int) -> None:
         self._text, self._index, self._deltas = ChatText(chat.style), index, list[Delta]()
+        self._tokenizer = chat.tokenizer
         self._logprobs: list[dict[str, Any] | None] = []
         self._reason: str | None = None
 
     def add(self, step: Step) -> None:
         deltas, self._reason = _deltas(self._text, step)
         self._deltas.extend(deltas)
-        self._logprobs.append(chat_logprobs(step))
+        self._logprobs.append(chat_logprobs(self._tokenizer, step))
 
     @property
     def choice(self) -> dict[str, Any]:
@@ -95,7 +96,7 @@ async def _chunks(chat: Chat, streams: Sequence[AsyncAnswerStream]) -> AsyncGene
                 yield head | {"choices": [_choice(index, {"role": "assistant", "content": ""})]} | usage
             deltas, reason = _deltas(texts[index], step)
             extra = acceptance_of(step) if options and options.include_acceptance else {}
-            logprobs = chat_logprobs(step)
+            logprobs = chat_logprobs(chat.tokenizer, step)
             for delta in deltas or ([{}] if logprobs or extra else []):
                 yield head | {"choices": [_choice(index, delta, logprobs)]} | usage | extra
                 logprobs, extra = None, {}

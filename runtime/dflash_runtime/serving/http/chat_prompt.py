@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from time import time
 from typing import Any
 
+from tokenizers import Tokenizer
+
 from dflash_runtime.decoder import Decoder
 from dflash_runtime.request import Request
 from dflash_runtime.serving.http.chat_text import ChatStyle, opened_by, thinking_of
@@ -22,6 +24,7 @@ class Chat:
     body: ChatRequest
     requests: Sequence[Request]  # one a choice
     style: ChatStyle
+    tokenizer: Tokenizer
     head: Mapping[str, Any]  # of the answer, and of every chunk
 
 
@@ -55,7 +58,7 @@ def prepare(texts: Decoder, body: ChatRequest, model: str) -> Chat:
         logprobs=_top_logprobs(body),
     )
     head = {"id": new_id("chatcmpl"), "created": int(time()), "model": model}
-    return Chat(body=body, requests=requests, style=style, head=head)
+    return Chat(body=body, requests=requests, style=style, tokenizer=texts.tokenizer, head=head)
 
 
 def _top_logprobs(body: ChatRequest) -> int | None:

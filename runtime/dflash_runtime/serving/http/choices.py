@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from dflash_engines.sampling import MAX_SEED
-from dflash_runtime.decoder import Decoder, sampling_parameters
+from dflash_engines.sampling import MAX_SEED, SamplingParameters
+from dflash_runtime.decoder import Decoder, request_controls, sampling_parameters
 from dflash_runtime.request import Request
 from dflash_runtime.serving.generation import Urgency
 from dflash_runtime.serving.http.errors import ApiError
@@ -40,9 +40,7 @@ def requests_of(
             code="context_length_exceeded",
             param="prompt",
         )
-    sampling = sampling_parameters(
-        temperature=body.temperature, top_k=body.top_k, top_p=body.top_p, min_p=body.min_p, seed=body.seed
-    )
+    sampling = _sampling(body, logprobs)
     first = texts.request(
         tokens,
         longest + 1 - len(tokens) if max_tokens is None else max_tokens,
@@ -53,6 +51,26 @@ def requests_of(
         response_format=response_format,
     )
     return [_with_seed(first, (sampling.seed + i) % (MAX_SEED + 1)) for i in range(body.n)]
+
+
+def _sampling(body: GenerationFields, logprobs: int | None) -> SamplingParameters:
+    controls = request_controls(
+        logit_bias=body.logit_bias,
+        bad_token_ids=(),
+        min_tokens=body.min_tokens,
+        repetition_penalty=body.repetition_penalty,
+        frequency_penalty=body.frequency_penalty,
+        presence_penalty=body.presence_penalty,
+        logprobs=logprobs,
+    )
+    return sampling_parameters(
+        temperature=body.temperature,
+        top_k=body.top_k,
+        top_p=body.top_p,
+        min_p=body.min_p,
+        seed=body.seed,
+        controls=controls,
+    )
 
 
 def _with_seed(request: Request, seed: int) -> Request:

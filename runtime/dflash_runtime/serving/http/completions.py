@@ -8,6 +8,7 @@ from typing import Any
 
 from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
+from tokenizers import Tokenizer
 
 from dflash_runtime.completion import Completion, Step
 from dflash_runtime.decoder import Decoder
@@ -32,6 +33,7 @@ class Texts:
 
     body: CompletionRequest
     requests: Sequence[EngineRequest]
+    tokenizer: Tokenizer
     head: Mapping[str, Any]  # of the answer, and of every chunk
 
     def usage(self, streams: Sequence[AsyncAnswerStream]) -> dict[str, Any]:
@@ -72,7 +74,7 @@ def prepare(decoder: Decoder, body: CompletionRequest, model: str) -> Texts:
         )
     ]
     head = {"id": new_id("cmpl"), "object": "text_completion", "created": int(time()), "model": model}
-    return Texts(body=body, requests=requests, head=head)
+    return Texts(body=body, requests=requests, tokenizer=decoder.tokenizer, head=head)
 
 
 def prompts_of(body: CompletionRequest) -> Sequence[Prompt]:
@@ -86,14 +88,14 @@ async def _answer(texts: Texts, streams: Sequence[AsyncAnswerStream]) -> dict[st
     steps: list[list[Step]] = [[] for _ in streams]
     async for index, step in steps_of(streams):
         steps[index].append(step)
-    choices = [_whole_choice(index, answer) for index, answer in enumerate(steps)]
+    choices = [_whole_choice(texts, index, answer) for index, answer in enumerate(steps)]
     return {**texts.head, "choices": choices, "usage": texts.usage(streams)}
 
 
-def _whole_choice(index: int, steps: Sequence[Step]) -> dict[str, Any]:
-    text, logprobs = "", []
+def _whole_choice(texts: Texts, index: int, steps: Sequence[Step]) -> dict[str, Any]:
+    text, logprobs = "", list[dict[str, Any] | None]()
     for step in steps:
-        logprobs.append(completion_logprobs(step, len(text)))
+        logprobs.append(completion_logprobs(texts.tokenizer, step, len(text)))
         text += step.text
     return _choice(index, text, joined(logprobs), steps[-1].finish_reason)
 
@@ -106,7 +108,7 @@ async def _chunks(texts: Texts, streams: Sequence[AsyncAnswerStream]) -> AsyncGe
     try:
         async for index, step in steps:
             extra = acceptance_of(step) if options and options.include_acceptance else {}
-            logprobs = completion_logprobs(step, offsets[index])
+            logprobs = completion_logprobs(texts.tokenizer, step, offsets[index])
             offsets[index] += len(step.text)
             if step.text or logprobs or extra:
                 yield {**texts.head, "choices": [_choice(index, step.text, logprobs)]} | usage | extra

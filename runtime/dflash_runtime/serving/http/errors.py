@@ -42,7 +42,7 @@ def status_of(fault: DflashError) -> int:
     return next((status for kind, status in statuses.items() if isinstance(fault, kind)), 500)
 
 
-_CODES = {429: "queue_full", 503: "shutting_down", 504: "timeout"}
+_CODES = {429: "queue_full", 503: "unavailable", 504: "timeout"}
 
 
 def fault_body(fault: DflashError) -> ErrorBody:
@@ -100,7 +100,7 @@ async def _unexpected(request: Request, fault: Exception) -> JSONResponse:
 
 def describe(errors: Sequence[Mapping[str, Any]]) -> tuple[str, str | None, str | None]:
     """Message, parameter and code for the first of pydantic's errors, none of whose inputs is shown."""
-    first = next((e for e in errors if e["type"] == "extra_forbidden"), errors[0])
+    first = min(errors, key=_rank)
     where = [part for part in first["loc"] if part != "body"]
     if first["type"] == "json_invalid":
         return f"the body is not JSON: {first.get('ctx', {}).get('error', first['msg'])}", None, None
@@ -108,6 +108,11 @@ def describe(errors: Sequence[Mapping[str, Any]]) -> tuple[str, str | None, str 
     if first["type"] == "extra_forbidden":
         return f"{param!r} is not supported by this server; leave it out", param, "unsupported_parameter"
     return f"{param or 'the body'}: {first['msg']}", param, None
+
+
+def _rank(error: Mapping[str, Any]) -> int:
+    """An unknown field goes first; of a union's members, the one of the right type tells most."""
+    return 0 if error["type"] == "extra_forbidden" else 2 if error["type"].endswith("_type") else 1
 
 
 def _path(where: Sequence[str | int]) -> str:

@@ -93,7 +93,7 @@ def serving(service: Service) -> Iterator[str]:
 
 def until(holds: Callable[[], bool]) -> None:
     """Wait until it holds; a test that waits in vain fails."""
-    for _ in range(3000):
+    for _ in range(1500):
         if holds():
             return
         sleep(0.01)
