@@ -6,6 +6,7 @@ the bundle's weight file itself, so that a program may be larger than protobuf's
 
 import os
 from collections.abc import Iterable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from dflash_engines.lowerings.live_length import live_length
 from dflash_engines.whole_number import whole_number
 
 PROVIDER = "CPUExecutionProvider"
+_SELDOM_USED = "draft_noise"  # loaded when it is first bound, as it holds the drafter's weights once more
 _WEIGHTS_FOLDER = "session.model_external_initializers_file_folder_path"
 # ONNX Runtime's exceptions have no base class of their own; a run over bound arrays raises a plain RuntimeError.
 _FAILURES = (
@@ -55,11 +57,14 @@ class OnnxRuntimePrograms:
     def __init__(self, bundle: Bundle, options: Options) -> None:
         _check_provider(options.provider or PROVIDER)
         settings = _session_options(bundle, options.threads)
-        self._sessions = {p.name: _session(bundle, p, settings) for p in declared_programs(bundle.manifest)}
+        programs = {program.name: program for program in declared_programs(bundle.manifest)}
+        self._session = cache(lambda name: _session(bundle, programs[name], settings))
+        for name in programs.keys() - {_SELDOM_USED}:
+            self._session(name)
 
     def bind(self, program: str, inputs: Buffers, outputs: Buffers) -> Run:
         """See `backend.Programs.bind`."""
-        session = self._sessions[program]
+        session = self._session(program)
         binding = session.io_binding()
         # An OrtValue shares the array's memory. A cache's two ends are at one address, and so it isn't copied.
         for name, array in inputs.items():
