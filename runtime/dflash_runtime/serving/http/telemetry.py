@@ -54,11 +54,11 @@ def _attribute(value: Any) -> Any:
 
 @contextmanager
 def span(method: str, path: str, headers: Mapping[str, str]) -> Iterator[Span]:
-    """A span that continues the caller's trace."""
+    """A span that continues the caller's trace; those of FastAPI itself, where it makes some, are inside."""
     if not INSTALLED:
         yield _NoSpan()
         return
     tracer = trace.get_tracer("dflash.server")
     context = propagate.extract(headers)
-    with tracer.start_as_current_span(f"{method} {path}", context, trace.SpanKind.SERVER) as opened:
+    with tracer.start_as_current_span(f"dflash {method} {path}", context) as opened:
         yield _OpenTelemetrySpan(opened)

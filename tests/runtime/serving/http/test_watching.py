@@ -164,19 +164,19 @@ def log_lines(caplog: pytest.LogCaptureFixture) -> Iterator[list[str]]:
 
 def test_logs_tell_how_it_went_and_not_what_was_said(server: Running, log_lines: list[str]) -> None:
     secret = "correct horse battery staple"
-    server.http.post(CHAT, json={"model": "parrot", "messages": say(secret)}, headers={"x-request-id": "mine-1"})
-    server.say(secret, temperature=9)
-    server.say(secret, stream=True)
-    server.post(messages=[{"role": secret, "content": secret}])
-    until(lambda: sum('"request"' in line for line in log_lines) >= 4)
+    bodies: list[dict[str, Any]] = [{}, {"temperature": 9}, {"stream": True}, {"messages": [{"role": secret}]}]
+    for i, fields in enumerate(bodies):
+        body = {"model": "parrot", "messages": say(secret), **fields}
+        server.http.post(CHAT, json=body, headers={"x-request-id": f"mine-{i}"})
+    until(lambda: all(any(f'"mine-{i}"' in line for line in log_lines) for i in range(4)))
     assert not any("horse" in line for line in log_lines)
-    told = [json.loads(line) for line in log_lines if '"request"' in line]
-    assert [line["status"] for line in told] == [200, 400, 200, 400]
-    assert told[0]["request_id"] == "mine-1"
-    assert told[0]["completion_tokens"] == len(secret) + 1
+    told = [json.loads(line) for line in log_lines if '"mine-' in line]
+    assert [(line["request_id"], line["status"]) for line in told] == [
+        ("mine-0", 200), ("mine-1", 400), ("mine-2", 200), ("mine-3", 400)
+    ]  # fmt: skip
+    assert told[0]["completion_tokens"] == told[2]["completion_tokens"] == len(secret) + 1
     assert told[0]["finish_reasons"] == ["stop"]
     assert told[0]["seconds"] >= 0
-    assert len({line["request_id"] for line in told}) == 4
 
 
 @pytest.mark.parametrize(("sent", "kept"), [("abc-123_x", True), ("a b", False), ("x" * 200, False), ("é", False)])
@@ -200,8 +200,8 @@ def test_a_span_goes_on_with_the_callers_trace(server: Running, spans: InMemoryS
     caller = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
     body: dict[str, Any] = {"model": "parrot", "messages": say("hi")}
     server.http.post(CHAT, json=body, headers={"traceparent": caller})
-    until(lambda: f"POST {CHAT}" in [span.name for span in spans.get_finished_spans()])
-    span = next(span for span in spans.get_finished_spans() if span.name == f"POST {CHAT}")
+    until(lambda: f"dflash POST {CHAT}" in [span.name for span in spans.get_finished_spans()])
+    span = next(span for span in spans.get_finished_spans() if span.name == f"dflash POST {CHAT}")
     assert span.context is not None
     assert f"{span.context.trace_id:032x}" in caller
     assert span.attributes is not None
