@@ -2,24 +2,14 @@
 
 from typing import Any, cast
 
-import numpy as np
-import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from dflash_engines.backend import Options
-from dflash_engines.bundle import Bundle
 from dflash_engines.contract import SAMPLING
-from dflash_engines.golden import Call, Runner
-from dflash_engines.host_engine import declared_programs
-from dflash_engines.onnxruntime_cpu import OnnxRuntimePrograms
-from dflash_export import parity
 from dflash_export.programs import accept
 from dflash_export.programs.draft import Draft, DraftNoise
-from tests.export.conftest import ExportPair
-from tests.export.pairs import FAMILY_CASES
 
 VOCAB_SIZE, MASK, BLOCK = 1500, 3, 8
 
@@ -92,22 +82,3 @@ def test_another_seed_draws_other_tokens() -> None:
         drawn(logits, None, torch.tensor([5]), torch.tensor([seed]), torch.tensor([1.0]))[0] for seed in (1, 2)
     )
     assert (first[:, 1:] != second[:, 1:]).all()
-
-
-@pytest.fixture(scope="module")
-def bundle(export_pair: ExportPair) -> Bundle:
-    return export_pair(FAMILY_CASES[0])[2]
-
-
-def test_the_compiled_one_at_temperature_0_is_the_plain_drafter(bundle: Bundle) -> None:
-    runner = Runner(OnnxRuntimePrograms(bundle, Options()), declared_programs(bundle.manifest), bundle.manifest.limits)
-    prompt = list(range(10, 40))
-    for call in parity.target_calls(prompt, 16):
-        runner.run(call)
-    plain = parity.draft_call(prompt, 20, BLOCK, bundle.manifest.mask_token_id)
-    zero = {"seed": np.array([5]), "draft_temperature": np.zeros(1, np.float32)}
-    noisy = Call(program="draft_noise", first_slot=0, inputs={**plain.inputs, **zero})
-    assert runner.run(plain)["block"].tolist() == runner.run(noisy)["block"].tolist()
-    warm = Call(program="draft_noise", first_slot=0, inputs={**noisy.inputs, "draft_temperature": np.float32([2])})
-    assert runner.run(plain)["block"].tolist() != runner.run(warm)["block"].tolist()
-    assert bundle.manifest.parity["draft_noise"].argmax_agreement > 0.99

@@ -1,7 +1,7 @@
 """Block sizes that change from pass to pass: never another token, and one size for all who share a pass."""
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import pytest
@@ -45,6 +45,16 @@ def table() -> CostTable:
     accept = ((tuple(0.1 * size for size in SIZES),),)
     draft = (((0.0, *[0.1] * (len(SIZES) - 1)),),)
     return CostTable(slots=(1,), lengths=(1,), block_sizes=SIZES, draft=draft, target=(rows,), accept=accept)
+
+
+def counted(calls: list[int]) -> Callable[[], CostTable]:
+    """Makes tables, and notes each call."""
+
+    def costs() -> CostTable:
+        calls.append(len(calls))
+        return table()
+
+    return costs
 
 
 class Erratic(BlockSizes):
@@ -126,8 +136,8 @@ def test_a_neighbour_that_asks_for_more_gets_it(loop: DecodeLoop) -> None:
 
 
 def test_an_engine_is_measured_when_a_request_first_leaves_the_choice_to_it(engine: HostEngine) -> None:
-    calls: list[CostTable] = []
-    loop = DecodeLoop(engine, lambda: calls.append(table()) or table())
+    calls: list[int] = []
+    loop = DecodeLoop(engine, counted(calls))
     list(loop.run(0, request([5, 6, 7], 2)))
     assert not calls
     list(loop.run(0, request([5, 6, 7])))
@@ -137,8 +147,8 @@ def test_an_engine_is_measured_when_a_request_first_leaves_the_choice_to_it(engi
 
 def test_it_is_not_measured_while_others_decode(engine: HostEngine) -> None:
     """Their rows would be lost. Until it is idle again, the largest block is drafted."""
-    calls: list[CostTable] = []
-    loop = DecodeLoop(engine, lambda: calls.append(table()) or table())
+    calls: list[int] = []
+    loop = DecodeLoop(engine, counted(calls))
     first, second = request([5, 6, 7], 2), request([8, 9])
     found = run_together(loop, [first, second])
     assert [token for event in found[0] for token in event.token_ids] == expected(first)
