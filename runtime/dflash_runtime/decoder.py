@@ -23,6 +23,7 @@ from dflash_runtime.completion import Completion, Step, time_split
 from dflash_runtime.cost_cache import cached_costs
 from dflash_runtime.cost_table import CostTable
 from dflash_runtime.detokenize import detokenizers, special_tokens
+from dflash_runtime.drafting import with_draws
 from dflash_runtime.loop import DecodeLoop
 from dflash_runtime.prompt import Prompt, PromptEncoder
 from dflash_runtime.request import Request, check_request, count, token_ids
@@ -90,14 +91,15 @@ class Decoder:
         frequency_penalty: float = 0.0,
         presence_penalty: float = 0.0,
         logprobs: int | None = None,
-        draft_temperature: float = 0.0,
+        draft_temperature: float | None = None,
         denoise_steps: int = 1,
     ) -> Generator[Step, None, Completion]:
         """Yield a step for every target pass until a stop, `max_new_tokens` or the end of the context.
 
         `block_size` 1 decodes without the drafter; by default each pass has the size that pays best at the moment, by
-        costs that are measured when they are first needed. `denoise_steps` drafts a block in several launches, and a
-        `draft_temperature` above 0 lets the drafter draw; neither of the three changes a token. `stop_token_ids` takes
+        costs that are measured when they are first needed. `denoise_steps` drafts a block in several launches, and at
+        a `draft_temperature` above 0 the drafter draws (by default at half of `temperature`, where the bundle's can);
+        none of the three changes a token. `stop_token_ids` takes
         the place of the model's own; () stops at none. The text ends before the first of the strings in `stop`, the
         token ids with the token that completes it. `response_format` holds the text to a JSON schema, a regex, a
         grammar or choices (see structured_output). `temperature` 0 takes the likeliest token; above, tokens are
@@ -113,7 +115,6 @@ class Decoder:
             top_p=top_p,
             min_p=min_p,
             seed=seed,
-            draft_temperature=draft_temperature,
             denoise_steps=denoise_steps,
             controls=request_controls(
                 logit_bias=logit_bias,
@@ -126,7 +127,14 @@ class Decoder:
             ),
         )
         request = self.request(
-            prompt, max_new_tokens, block_size, stop_token_ids, sampling, stop=stop, response_format=response_format
+            prompt,
+            max_new_tokens,
+            block_size,
+            stop_token_ids,
+            sampling,
+            stop=stop,
+            response_format=response_format,
+            draft_temperature=draft_temperature,
         )
         return self.run(request)
 
@@ -151,7 +159,7 @@ class Decoder:
         frequency_penalty: float = 0.0,
         presence_penalty: float = 0.0,
         logprobs: int | None = None,
-        draft_temperature: float = 0.0,
+        draft_temperature: float | None = None,
         denoise_steps: int = 1,
     ) -> Completion:
         """Like `generate`, but returns the whole answer."""
@@ -189,15 +197,16 @@ class Decoder:
         *,
         stop: str | Sequence[str] | None = None,
         response_format: Mapping[str, Any] | None = None,
+        draft_temperature: float | None = None,
     ) -> Request:
-        """The checked request in token ids. Raises RequestError."""
+        """The checked request in token ids; without a `draft_temperature`, `sampling`'s. Raises RequestError."""
         manifest, limits = self.engine.bundle.manifest, self.engine.limits
         stops = manifest.stop_token_ids if stop_token_ids is None else stop_token_ids
         strings, special = stop_strings(stop), special_tokens(self.tokenizer)
         named = (special[string] for string in strings if string in special)  # the text never shows these
         grammar = self._grammar(response_format)
         ends = frozenset((*token_ids("stop_token_ids", stops), *named))
-        sampling = with_ends(sampling, ends)
+        sampling = with_draws(with_ends(sampling, ends), draft_temperature, manifest)
         request = Request(
             tokens=self.encoder.encode(prompt),
             max_new_tokens=count("max_new_tokens", max_new_tokens),
@@ -281,7 +290,6 @@ def sampling_parameters(
     top_p: float,
     min_p: float,
     seed: int | None,
-    draft_temperature: float = 0.0,
     denoise_steps: int = 1,
     controls: Controls = NEUTRAL,
 ) -> SamplingParameters:
@@ -292,7 +300,6 @@ def sampling_parameters(
         top_p=top_p,
         min_p=min_p,
         seed=secrets.randbits(32) if seed is None else seed,
-        draft_temperature=draft_temperature,
         denoise_steps=denoise_steps,
         controls=controls,
     )

@@ -46,6 +46,7 @@ class Settings:
 
     max_new_tokens: int
     block_size: int | None
+    draft_temperature: float | None
     stop: tuple[str, ...]
     response_format: dict[str, Any] | None
     sampling: SamplingParameters
@@ -55,7 +56,8 @@ class Settings:
     def request(self, decoder: Decoder, prompt: Prompt) -> Request:
         """What these options ask of `prompt`. Raises RequestError."""
         return decoder.request(prompt, self.max_new_tokens, self.block_size, None, self.sampling, stop=self.stop,
-                               response_format=self.response_format)  # fmt: skip
+                               response_format=self.response_format,
+                               draft_temperature=self.draft_temperature)  # fmt: skip
 
 
 @app.command(epilog=EPILOG, context_settings={"help_option_names": ["-h", "--help"]})
@@ -68,7 +70,7 @@ def generate(
     max_new_tokens: options.MaxNewTokens = DEFAULT_MAX_NEW_TOKENS,
     block_size: options.BlockSize = None,
     denoise_steps: options.DenoiseSteps = 1,
-    draft_temperature: options.DraftTemperature = 0.0,
+    draft_temperature: options.DraftTemperature = None,
     stop: options.Stop = None,
     json_schema: options.JsonSchema = None,
     regex: options.Regex = None,
@@ -91,10 +93,11 @@ def generate(
     """
     conversations = read_conversations(prompt, prompts)
     sampling = sampling_parameters(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed,
-                                   draft_temperature=draft_temperature, denoise_steps=denoise_steps)  # fmt: skip
+                                   denoise_steps=denoise_steps)  # fmt: skip
     structure = response_format(json_schema=json_schema, regex=regex, grammar=grammar, choices=choice or ())
-    settings = Settings(max_new_tokens=max_new_tokens, block_size=block_size, stop=tuple(stop or ()),
-                        response_format=structure, sampling=sampling, raw=raw, as_json=as_json)  # fmt: skip
+    settings = Settings(max_new_tokens=max_new_tokens, block_size=block_size, draft_temperature=draft_temperature,
+                        stop=tuple(stop or ()), response_format=structure, sampling=sampling,
+                        raw=raw, as_json=as_json)  # fmt: skip
     decoder = Decoder.load(bundle, backend=backend, threads=threads)
     if not do_compare:
         generate_all(decoder, conversations, settings)

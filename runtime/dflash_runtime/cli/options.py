@@ -51,7 +51,12 @@ TopK = Annotated[int, typer.Option(help="Sample among the k likeliest tokens; 0 
 TopP = Annotated[float, typer.Option(help="Sample among the likeliest tokens of this probability.")]
 MinP = Annotated[float, typer.Option(help="Least probability, as a part of the likeliest token's.")]
 DraftTemperature = Annotated[
-    float, typer.Option(help="Above 0, the drafter draws its guesses, with the noise of the answer's own sampling.")
+    float | None,
+    typer.Option(
+        help="The drafter draws its guesses at this temperature; 0: the likeliest. Default: half of the answer's, "
+        "where the bundle's drafter can draw.",
+        show_default=False,
+    ),
 ]
 DenoiseSteps = Annotated[int, typer.Option(help="Launches of the drafter for each block; the surest tokens stay.")]
 Seed = Annotated[
