@@ -13,11 +13,16 @@ import pytest
 import uvicorn
 from openai import OpenAI
 
+from dflash_engines.backend import Options
+from dflash_export.pipeline import ExportRequest, export
+from dflash_runtime.decoder import Decoder
 from dflash_runtime.serving import ConcurrentDecoder
+from dflash_runtime.serving.http.loading import load
 from dflash_runtime.serving.http.metrics import Metrics
 from dflash_runtime.serving.http.server import listen, uvicorn_config
 from dflash_runtime.serving.http.service import Service
 from dflash_runtime.serving.http.settings import Settings
+from tests.models.tiny_pair import DRAFTER, TARGET
 from tests.runtime.serving.http.parrot import Parrot, parrot_engine, write_parrot
 
 PLAIN = (
@@ -126,3 +131,30 @@ def slow(server: Running) -> Running:
     """Passes take their time, so that a test can act in the midst of an answer."""
     server.parrot.pace = lambda: sleep(0.02)
     return server
+
+
+@pytest.fixture(scope="session")
+def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("tiny") / "bundle"
+    return export(
+        ExportRequest(
+            target=str(TARGET), drafter=str(DRAFTER), out=out, max_len=512, max_batch=4, prefill_chunk=64
+        )
+    ).path  # fmt: skip
+
+
+@pytest.fixture(scope="session")
+def tiny_decoder(tiny_folder: Path) -> Decoder:
+    return Decoder.load(tiny_folder, threads=1)
+
+
+@pytest.fixture(scope="session")
+def tiny_url(tiny_folder: Path) -> Iterator[str]:
+    def loaded(metrics: Metrics) -> ConcurrentDecoder:
+        options = Options(slots=4, threads=1)
+        return load(metrics, path=tiny_folder, backend="onnxruntime", options=options, queue_size=256, target_gap=0.2)
+
+    service = Service(loaded, Settings(model="tiny"))
+    with serving(service) as url:
+        until(lambda: service.state == "ready")
+        yield url
