@@ -16,12 +16,14 @@ class AcceptVariant:
     bias: bool = False  # logit_bias, banned tokens, min_tokens
     grammar_mask: bool = False
     penalties: bool = False
+    rejection: bool = False  # the classical rule, for a drafter that draws and tells its probabilities
 
     @property
     def name(self) -> str:
         """The program's file name without its ending: `accept`, or `accept_sampling_bias`, say."""
         marks = {"sampling": self.sampling, "filters": self.filters, f"logprobs{self.logprobs}": self.logprobs > 0,
-                 "bias": self.bias, "mask": self.grammar_mask, "penalties": self.penalties}  # fmt: skip
+                 "bias": self.bias, "mask": self.grammar_mask, "penalties": self.penalties,
+                 "rejection": self.rejection}  # fmt: skip
         return "_".join(["accept", *(mark for mark, used in marks.items() if used)])
 
     def covers(self, other: "AcceptVariant") -> bool:
@@ -37,6 +39,7 @@ REPORTED = AcceptVariant(logprobs=TOP_LOGPROBS)
 EVERYTHING = AcceptVariant(
     sampling=True, filters=True, logprobs=TOP_LOGPROBS, bias=True, grammar_mask=True, penalties=True
 )
+REJECTION = AcceptVariant(sampling=True, filters=True, rejection=True)  # in no bundle: our drafters have no such heads
 # Those that a bundle holds, the cheapest first. The last one covers all: a rule that a slot doesn't use is given
 # its neutral value, and changes no bit of that slot's tokens.
 ACCEPT_VARIANTS = (GREEDY, SAMPLING, CONSTRAINED, REPORTED, FILTERED, EVERYTHING)

@@ -285,12 +285,15 @@ def _rule_inputs(geometry: Geometry, variant: AcceptVariant) -> tuple[Binding, .
         Binding(name="frequency_penalty", dtype=Dtype.FLOAT, shape=(B,), meaning="0 for none"),
         Binding(name="presence_penalty", dtype=Dtype.FLOAT, shape=(B,), meaning="0 for none"),
     )  # fmt: skip
+    drawn = Binding(name="draft_probabilities", dtype=Dtype.FLOAT, shape=(B, R, geometry.vocab_size),
+                    meaning="with which the token after each row was drafted")  # fmt: skip
     return (
         *(sampling if variant.sampling else ()),
         *(filters if variant.filters else ()),
         *(bias if variant.bias else ()),
         *((mask,) if variant.grammar_mask else ()),
         *(penalties if variant.penalties else ()),
+        *((drawn,) if variant.rejection else ()),
     )
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from dflash_engines.contract import ACCEPT_VARIANTS, AcceptVariant, rule_names
-from dflash_export.programs import filters, masks, penalties, sampling
+from dflash_export.programs import filters, masks, penalties, rejection, sampling
 from dflash_export.programs.logprobs import log_probabilities
 
 NO_TOKEN = -1  # sampled in a row whose every token is forbidden; no draft equals it
@@ -31,8 +31,7 @@ class Accept(nn.Module):
         """sampled [B,R], accepted [B], next_tokens [B,R], next_start [B], next_length [B], finite [B], and reports."""
         given = dict(zip(rule_names(self.variant), rules, strict=True))
         edited = self.edited(logits, block, positions(start, block), given)
-        in_use = torch.arange(block.shape[1], device=block.device) < count[:, None]
-        sampled = self.sampled(edited, positions(start, block), in_use, given)
+        sampled = self.sampled(edited, block, count, positions(start, block), given)
         if edited is not logits:
             sampled = torch.where(edited.amax(-1) == -torch.inf, NO_TOKEN, sampled)
         found = self.verdict(sampled, logits, block, start, forced, count, limit)
@@ -49,14 +48,18 @@ class Accept(nn.Module):
             logits = logits + masks.forbidding(rules["grammar_mask"], logits.shape[-1])
         return logits
 
-    def sampled(self, logits: Tensor, position: Tensor, in_use: Tensor, rules: Rules) -> Tensor:
+    def sampled(self, logits: Tensor, block: Tensor, count: Tensor, position: Tensor, rules: Rules) -> Tensor:
         """The target's token after each row [B,R], which stands at `position` [B,R]."""
         if not self.variant.sampling:
             return logits.argmax(-1)
         weight = sampling.weights(logits, rules["temperature"])
         if self.variant.filters:
+            in_use = torch.arange(block.shape[1], device=block.device) < count[:, None]
             weight = filters.filtered(weight, rules["top_k"], rules["top_p"], in_use)
         weight = sampling.above(weight, rules["min_p"][:, None, None])
+        if self.variant.rejection:
+            drawn = rules["draft_probabilities"]
+            return rejection.verified(weight, drawn, block, count, rules["seed"], position, rules["temperature"])
         return sampling.race(weight, rules["seed"], position, rules["temperature"])
 
     def verdict(

@@ -41,17 +41,20 @@ def above(weight: Tensor, threshold: Tensor) -> Tensor:
     return weight * (weight >= threshold).float()
 
 
-def race(weight: Tensor, seed: Tensor, position: Tensor, temperature: Tensor) -> Tensor:
-    """The token [B,R] drawn at position [B,R] with seed [B]; in a greedy slot the first of the likeliest."""
+def race(weight: Tensor, seed: Tensor, position: Tensor, temperature: Tensor, first_id: int = 0) -> Tensor:
+    """The token [B,R] drawn at position [B,R] with seed [B]; in a greedy slot the first of the likeliest.
+
+    Its noise has the ids from `first_id` on.
+    """
     grouped = weight.unflatten(-1, (-1, GROUP))  # [B, R, G, GROUP]
     greedy = (temperature < GREEDY_BELOW)[:, None, None]
     mass = grouped.sum(-1)
     mass = torch.where(greedy, mass.clamp(max=1), mass)  # equally good tokens count once
-    group_ids = weight.shape[-1] + torch.arange(grouped.shape[2], device=weight.device)
+    group_ids = first_id + weight.shape[-1] + torch.arange(grouped.shape[2], device=weight.device)
     group = winner(mass, greedy, seed, position, group_ids)[..., None]  # [B, R, 1]
     members = torch.gather(grouped, 2, group[..., None].expand(-1, -1, -1, GROUP))[:, :, 0]
     token_ids = group * GROUP + torch.arange(GROUP, device=weight.device)
-    best = winner(members, greedy, seed, position, token_ids)
+    best = winner(members, greedy, seed, position, first_id + token_ids if first_id else token_ids)
     return group[..., 0] * GROUP + best
 
 
