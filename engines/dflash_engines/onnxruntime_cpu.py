@@ -30,9 +30,9 @@ from dflash_engines.whole_number import whole_number
 
 PROVIDER = "CPUExecutionProvider"
 _SELDOM_USED = "draft_noise"  # loaded when it is first bound, as it holds the drafter's weights once more
-_WEIGHTS_FOLDER = "session.model_external_initializers_file_folder_path"
+WEIGHTS_FOLDER = "session.model_external_initializers_file_folder_path"
 # ONNX Runtime's exceptions have no base class of their own; a run over bound arrays raises a plain RuntimeError.
-_FAILURES = (
+FAILURES = (
     RuntimeError,
     ort_errors.EPFail,
     ort_errors.Fail,
@@ -86,7 +86,7 @@ class _Run:
     def __call__(self) -> None:
         try:
             self._session.run_with_iobinding(self._binding)
-        except _FAILURES as e:
+        except FAILURES as e:
             raise EngineError(f"ONNX Runtime failed in {self._program!r}: {e}") from e
 
 
@@ -109,24 +109,24 @@ def _session_options(bundle: Bundle, threads: int | None) -> ort.SessionOptions:
     options = ort.SessionOptions()
     options.intra_op_num_threads = count
     options.add_session_config_entry("session.force_spinning_stop", "1")
-    options.add_session_config_entry(_WEIGHTS_FOLDER, str(bundle.path))
+    options.add_session_config_entry(WEIGHTS_FOLDER, str(bundle.path))
     return options
 
 
 def _session(bundle: Bundle, program: Program, options: ort.SessionOptions) -> ort.InferenceSession:
     file = bundle.program(program.name)
-    model = _read(file)
-    _check_weights(bundle, file, model.graph.initializer)
-    contract.check(program, _found(model.graph.input), _found(model.graph.output))
+    model = read_program(file)
+    check_weights(bundle, file, model.graph.initializer)
+    contract.check(program, found_bindings(model.graph.input), found_bindings(model.graph.output))
     try:
         lowered: ModelProto = live_length(model)
         return _create(lowered.SerializeToString(), options)
-    except _FAILURES as e:
+    except FAILURES as e:
         raise EngineError(f"ONNX Runtime {ort.__version__} can't load {file}: {e}") from e
 
 
-def _read(file: Path) -> ModelProto:
-    """The program without its weights."""
+def read_program(file: Path) -> ModelProto:
+    """The program without its weights. Raises BundleError."""
     try:
         return onnx.load(file, load_external_data=False)
     except DecodeError as e:
@@ -144,8 +144,8 @@ def _create(model: bytes, options: ort.SessionOptions) -> ort.InferenceSession:
     return ort.InferenceSession(model, options, providers=[PROVIDER], enable_fallback=0)
 
 
-def _check_weights(bundle: Bundle, file: Path, initializers: Iterable[TensorProto]) -> None:
-    """Only files that the bundle lists, and so has verified, may hold weights."""
+def check_weights(bundle: Bundle, file: Path, initializers: Iterable[TensorProto]) -> None:
+    """Only files that the bundle lists, and so has verified, may hold weights. Raises BundleError."""
     for tensor in initializers:
         if uses_external_data(tensor):
             location = next(entry.value for entry in tensor.external_data if entry.key == "location")
@@ -156,7 +156,8 @@ def _check_weights(bundle: Bundle, file: Path, initializers: Iterable[TensorProt
                 )
 
 
-def _found(values: Iterable[ValueInfoProto]) -> dict[str, Found]:
+def found_bindings(values: Iterable[ValueInfoProto]) -> dict[str, Found]:
+    """One side of a program, to be held to the contract."""
     return {value.name: Found(dtype=_dtype(value), shape=_shape(value)) for value in values}
 
 

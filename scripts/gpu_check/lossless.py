@@ -48,6 +48,7 @@ def decoded(made: DeviceEngine, prompts: Any, block_size: int, new_tokens: int) 
         found = made.collect()
         for slot, answer in enumerate(answers):
             answer += found.sampled[slot, : found.accepted[slot] + 1].tolist()
+    made.discard()  # what has run ahead
     for slot in range(len(prompts)):
         made.park(slot)
     return [answer[:new_tokens] for answer in answers]
