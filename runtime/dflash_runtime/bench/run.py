@@ -8,6 +8,7 @@ from time import perf_counter
 
 from dflash_engines.backend import Options
 from dflash_engines.bundle import Bundle
+from dflash_engines.errors import RequestError
 from dflash_runtime.bench import offline, sweeps
 from dflash_runtime.bench.about import about
 from dflash_runtime.bench.latency import LatencyResult, measure_latency
@@ -52,10 +53,14 @@ class Subject:
         return self.decoder.encoder.encode(question if self.decoder.encoder.template is None else messages)
 
     def prompts(self, plan: Plan) -> list[tuple[str, Tokens]]:
-        """(set, prompt) for every prompt of the plan that leaves room for its answer."""
+        """(set, prompt) for every prompt of the plan that leaves room for its answer. Raises RequestError for none."""
         room = self.decoder.engine.limits.max_len - plan.new_tokens
         asked = [(name, self.encode(q)) for name in plan.sets for q in questions(name, plan.prompts)]
-        return [(name, tokens) for name, tokens in asked if len(tokens) <= room]
+        found = [(name, tokens) for name, tokens in asked if len(tokens) <= room]
+        if not found:
+            raise RequestError(f"{self.name}: no prompt leaves room for {plan.new_tokens} tokens; ask for fewer, or "
+                               "export with a larger --max-len")  # fmt: skip
+        return found
 
     def swept(self, plan: Plan, count: int) -> list[Tokens]:
         """`count` prompts, taken from the sets in turn."""
