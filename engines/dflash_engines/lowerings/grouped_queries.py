@@ -16,10 +16,6 @@ _NUMPY: dict[int, type[np.generic]] = {
     TensorProto.FLOAT16: np.float16,
     TensorProto.BFLOAT16: ml_dtypes.bfloat16,
 }
-    TensorProto.FLOAT: np.float32,
-    TensorProto.FLOAT16: np.float16,
-    TensorProto.BFLOAT16: ml_dtypes.bfloat16,
-}
 Constants = dict[str, NDArray[np.generic]]
 
 
