@@ -1,6 +1,6 @@
 """Quantised weights in standard operators, as TensorRT reads them: a DequantizeLinear before each product.
 
-int8 has a scale for each column, int4 one for each block of 64 rows of a column. Symmetric, rounded to nearest; the
+int8 has a scale for each column, int4 one for each block of 64 or 32 rows of a column. Symmetric, rounded to nearest; the
 largest weights of an int4 block are clipped where the others gain more than they lose. The scale's type is the
 product's, so this comes after `half_precision`.
 """
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from dflash_engines.lowerings.half_precision import constant, weight_of
 
-BLOCK = 64  # rows; what TensorRT takes for int4
+BLOCKS = (64, 32)  # rows; the first that divides the weight
 _INT4 = np.dtype(ml_dtypes.int4)
 _SMALLEST = np.array(2.0**-18)  # below, fp16 has too few digits left for a step
 _INT4_STEPS = 7
@@ -31,16 +31,18 @@ def int8_weights(model: ir.Model, *, keep: Collection[str]) -> ir.Model:
 
 
 def int4_weights(model: ir.Model, *, keep: Collection[str]) -> ir.Model:
-    """A copy with the weights of all products as int4 in blocks of 64 rows, but for nodes named in `keep`.
+    """A copy with the weights of all products as int4 in blocks of rows, but for nodes named in `keep`.
 
-    A product whose rows are no multiple of 64 gets int8 instead.
+    A product whose rows no block divides gets int8 instead.
     """
     lowered = model.clone()
     for node in products(lowered.graph, keep):
-        if matrix(node).shape[0] % BLOCK:
-            int8_weight(lowered.graph, node, matrix(node))
+        weight = matrix(node)
+        block = next((size for size in BLOCKS if weight.shape[0] % size == 0), None)
+        if block is None:
+            int8_weight(lowered.graph, node, weight)
         else:
-            _int4_weight(lowered.graph, node, matrix(node))
+            _int4_weight(lowered.graph, node, weight, block)
     return swept(lowered)
 
 
@@ -70,16 +72,16 @@ def int8_weight(graph: ir.Graph, node: ir.Node, weight: Weights) -> None:
     _read_through(graph, node, values, scale, {"axis": 1})
 
 
-def _int4_weight(graph: ir.Graph, node: ir.Node, weight: Weights) -> None:
+def _int4_weight(graph: ir.Graph, node: ir.Node, weight: Weights, block: int) -> None:
     rows, columns = weight.shape
-    blocks = weight.reshape(rows // BLOCK, BLOCK, columns)
-    scale = _scale(_clipped(blocks), _INT4_STEPS, weight_type(node))  # [K / 64, N]
+    blocks = weight.reshape(rows // block, block, columns)
+    scale = _scale(_clipped(blocks), _INT4_STEPS, weight_type(node))  # [K / block, N]
     values = _rounded(blocks, scale.astype(np.float32))
-    _read_through(graph, node, values.reshape(rows, columns).astype(_INT4), scale, {"axis": 0, "block_size": BLOCK})
+    _read_through(graph, node, values.reshape(rows, columns).astype(_INT4), scale, {"axis": 0, "block_size": block})
 
 
 def _clipped(blocks: Weights) -> Weights:
-    """The magnitude [K / 64, N] to clip each block at: what rounds its 64 weights with the smallest squared error."""
+    """The magnitude [K / block, N] to clip each block at: what rounds its weights with the smallest squared error."""
     largest = np.abs(blocks).max(1)
     best, least = largest, np.full(largest.shape, np.inf)
     for share in _CLIPS:

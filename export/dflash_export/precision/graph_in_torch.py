@@ -88,17 +88,17 @@ def _cache(value: ir.Value) -> tuple[str, tuple[int, int, torch.dtype]]:
 
 
 class TorchGraphPrograms:
-    """Implements `backend.Programs` over a bundle's own files; programs without weights are the torch modules."""
+    """Implements `backend.Programs` over a bundle's own files; `others` run what has no weights (accept)."""
 
-    def __init__(self, bundle: Bundle, modules: Modules) -> None:
+    def __init__(self, bundle: Bundle, others: Programs) -> None:
         names = [name for name in bundle.manifest.programs if not name.startswith("accept")]
         self.graphs = {name: TorchGraph(ir.load(bundle.program(name))) for name in names}
-        self.accepts = PytorchPrograms(modules)
+        self.others = others
 
     def bind(self, program: str, inputs: Buffers, outputs: Buffers) -> Run:
         """See `backend.Programs.bind`."""
         if program not in self.graphs:
-            return self.accepts.bind(program, inputs, outputs)
+            return self.others.bind(program, inputs, outputs)
         graph = self.graphs[program]
 
         def run() -> None:
@@ -113,7 +113,7 @@ def runnable(bundle: Bundle, modules: Modules) -> Programs:
     """The bundle's programs in ONNX Runtime, or where it isn't their backend, as close to it as this machine can."""
     if bundle.manifest.backend == "onnxruntime":
         return OnnxRuntimePrograms(bundle, Options())
-    return TorchGraphPrograms(bundle, modules)
+    return TorchGraphPrograms(bundle, PytorchPrograms(modules))
 
 
 class _Node:

@@ -52,7 +52,7 @@ FORMS = (
     Form(precision="int8", logits_off=0.05, confidence_off=0.15, agreement=0.90),
     Form(precision="int8", backend="onnxruntime", run=in_onnxruntime, logits_off=0.03, confidence_off=0.04,
          agreement=0.95),
-    Form(precision="int4", logits_off=0.1, confidence_off=0.15, agreement=0.75),
+    Form(precision="int4", logits_off=0.2, confidence_off=0.25, agreement=0.75),
     Form(precision="int4", backend="onnxruntime", run=in_onnxruntime, logits_off=0.2, confidence_off=0.25,
          agreement=0.75),
 )  # fmt: skip
