@@ -2,11 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from dflash_engines.finding import Finding, Verdict, fault, ok, skipped
+from dflash_engines.finding import Finding, fault, ok, skipped
 from dflash_engines.signature import judge
 from dflash_export.checkpoint import TargetModel
 from dflash_export.doctor.material import Answer
@@ -15,8 +16,8 @@ from dflash_export.doctor.simulation import Setting, kept_tokens
 from dflash_export.drafter import Drafter
 
 _FEWEST_ANCHORS = 20
-_BETTER = 1.08  # times the acceptance length, for another setting to be named
-_STANDARD_ERRORS = 4.0  # that the difference must be away from chance; a few dozen settings are tried
+_BETTER = 1.06  # times the acceptance length, for another setting to be named
+_STANDARD_ERRORS = 3.5  # that the difference must be away from chance; a few dozen settings are tried
 _UNKNOWN = 0.15  # of first positions kept: less looks like another target's drafter
 
 
@@ -27,20 +28,16 @@ def diagnose(
     base = kept_tokens(target, drafter, answers, Setting(name="", config=drafter.config))
     if len(base) < _FEWEST_ANCHORS:
         return [skipped("simulated acceptance", f"only {len(base)} tokens to draft behind; ask more or longer")]
-    signature = replace(judge(_conditional(base), len(base)), check="simulated acceptance")
+    signature = replace(judge(conditional(base, drafter.config.block_size), len(base)), check="simulated acceptance")
     settings = alternatives(drafter.config, target, tokenizer)
     better = [(kept_tokens(target, drafter, answers, setting), setting) for setting in settings]
     return [signature, _verdict(base, better)]
 
 
-def _conditional(kept: Tensor) -> list[float]:
-    """For each position, the share kept where all before were."""
-    shares = []
-    for position in range(1, int(kept.max()) + 2):
-        before = int((kept >= position - 1).sum())
-        if before:
-            shares.append(int((kept >= position).sum()) / before)
-    return shares
+def conditional(kept: Tensor, block_size: int) -> list[float]:
+    """For each position, the share kept where all before were; ends where none was."""
+    reached = [int((kept >= position).sum()) for position in range(block_size)]
+    return [after / before for before, after in pairwise(reached) if before]
 
 
 def _verdict(base: Tensor, others: Sequence[tuple[Tensor, Setting]]) -> Finding:
@@ -72,8 +69,3 @@ def _clearly_better(kept: Tensor, base: Tensor) -> bool:
     gain = (kept - base).float()
     error = float(gain.std()) / len(gain) ** 0.5
     return _length(kept) > _BETTER * _length(base) and float(gain.mean()) > _STANDARD_ERRORS * error
-
-
-def is_fault(findings: Sequence[Finding]) -> bool:
-    """Whether one of them is."""
-    return any(finding.verdict is Verdict.FAULT for finding in findings)
