@@ -2,6 +2,7 @@
 
 python scripts/structured.py check build/demo
 python scripts/structured.py speed build/demo
+python scripts/structured.py forced build/demo
 """
 
 import json
@@ -10,11 +11,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Annotated, Any
+from unittest.mock import patch
 
 import jsonschema
 import typer
 from rich.console import Console
-from rich.table import Table
 
 from dflash_engines.command import OUTPUTS_DIFFER, run_command
 from dflash_runtime.completion import Completion
@@ -22,6 +23,7 @@ from dflash_runtime.decoder import Decoder, finish
 from dflash_runtime.evaluation import SETS, questions
 from dflash_runtime.request import Request
 from dflash_runtime.serving.concurrent_decoder import ConcurrentDecoder
+from dflash_runtime.structured.grammars import LlguidanceConstraint
 
 Schema = Mapping[str, Any]
 SCHEMAS: dict[str, Schema] = json.loads((Path(__file__).parent / "schemas.json").read_text(encoding="utf-8"))
@@ -77,16 +79,14 @@ def check(
     threads: Threads = None,
 ) -> None:
     """Every complete answer is valid, and all are those of plain decoding; several requests share each pass."""
-    wrong = 0
-    table = Table("schema", "answers", "truncated", "complete", "valid", "identical", "acceptance length")
+    wrong, console = 0, Console()
     with ConcurrentDecoder.load(bundle, slots=slots, threads=threads, max_len=1024, queue_size=4 * count) as decoder:
         size = block_size or decoder.texts.engine.bundle.manifest.block_size
         for name, schema in SCHEMAS.items():
             pairs = list(answers(decoder, schema, prompts(count, skip), new_tokens, size))
-            cells, faults = _checked(schema, pairs)
-            table.add_row(name, *cells)
+            line, faults = _checked(schema, pairs)
+            console.print(f"{name}: {line}")
             wrong += faults
-    Console().print(table)
     if wrong:
         raise typer.Exit(OUTPUTS_DIFFER)
 
@@ -102,14 +102,16 @@ def answers(
         yield Pair(drafted=with_drafter.finish(), plain=without.finish())
 
 
-def _checked(schema: Schema, pairs: Sequence[Pair]) -> tuple[list[str], int]:
-    """A table row's cells, and how many answers are wrong."""
+def _checked(schema: Schema, pairs: Sequence[Pair]) -> tuple[str, int]:
+    """A line about the answers, and how many are wrong."""
     complete = [pair for pair in pairs if pair.drafted.finish_reason == "stop"]
     valid = sum(is_valid(pair.drafted.text, schema) for pair in complete)
     identical = sum(pair.identical for pair in pairs)
-    lengths = [length for pair in pairs for length in pair.drafted.acceptance_lengths]
-    numbers = (len(pairs), len(pairs) - len(complete), len(complete), valid, identical)
-    return [*map(str, numbers), f"{sum(lengths) / len(lengths):.2f}"], len(complete) - valid + len(pairs) - identical
+    line = (
+        f"{len(pairs)} answers, {len(complete)} complete, {valid} of them valid, {identical} of all identical without "
+        f"the drafter, acceptance length {acceptance_length([pair.drafted for pair in pairs]):.2f}"
+    )
+    return line, len(complete) - valid + len(pairs) - identical
 
 
 def is_valid(text: str, schema: Schema) -> bool:
@@ -161,6 +163,41 @@ def _timed(
         decoder.forget()
         found.append(finish(decoder.run(asked)))
     return found[0], found[1], found[2]
+
+
+@app.command()
+def forced(
+    bundle: BundleFolder,
+    count: Count = 10,
+    skip: Skip = 0,
+    new_tokens: NewTokens = 64,
+    block_size: BlockSize = None,
+    threads: Threads = None,
+) -> None:
+    """What it gains to put the tokens that a grammar forces into drafts."""
+    decoder = Decoder.load(bundle, threads=threads, max_len=1024)
+    size = block_size or decoder.engine.bundle.manifest.block_size
+    schemas = list(SCHEMAS.values())
+    asked = [
+        request(decoder, text, schemas[i % len(schemas)], new_tokens, size)
+        for i, text in enumerate(prompts(count, skip))
+    ]
+    steered = [finish(decoder.run(one)) for one in asked]
+    with patch.object(LlguidanceConstraint, "steer", lambda self, drafted: list(drafted)):
+        as_drafted = [finish(decoder.run(one)) for one in asked]
+    identical = [a.token_ids for a in steered] == [b.token_ids for b in as_drafted]
+    Console().print(
+        f"acceptance length {acceptance_length(as_drafted):.3f} as drafted, {acceptance_length(steered):.3f} with "
+        f"forced tokens in their places; answers {'identical' if identical else 'DIFFERENT'}"
+    )
+    if not identical:
+        raise typer.Exit(OUTPUTS_DIFFER)
+
+
+def acceptance_length(completions: Sequence[Completion]) -> float:
+    """Tokens gained by a verifying pass, over all of them."""
+    lengths = [length for completion in completions for length in completion.acceptance_lengths]
+    return sum(lengths) / max(len(lengths), 1)
 
 
 def _pass(completion: Completion) -> float:
