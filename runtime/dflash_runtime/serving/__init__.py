@@ -2,6 +2,7 @@
 
 from dflash_runtime.serving.concurrent_decoder import ConcurrentDecoder
 from dflash_runtime.serving.errors import CancelledError, ClosedError, DeadlineError, QueueFullError
+from dflash_runtime.serving.generation import Urgency
 from dflash_runtime.serving.streams import AnswerStream, AsyncAnswerStream
 
 __all__ = [
@@ -12,4 +13,5 @@ __all__ = [
     "ConcurrentDecoder",
     "DeadlineError",
     "QueueFullError",
+    "Urgency",
 ]

@@ -1,9 +1,9 @@
 """The library's other front door: many requests at a time over one engine, from any thread or event loop."""
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from dflash_engines.backend import Options, load_engine
 from dflash_engines.bundle import Bundle
@@ -11,7 +11,8 @@ from dflash_engines.engine import Engine
 from dflash_runtime.completion import Completion
 from dflash_runtime.cost_cache import cached_costs
 from dflash_runtime.cost_table import CostTable
-from dflash_runtime.decoder import Decoder
+from dflash_runtime.decoder import DEFAULT_MAX_NEW_TOKENS, Decoder, request_controls, sampling_parameters
+from dflash_runtime.prompt import Prompt
 from dflash_runtime.request import Request
 from dflash_runtime.serving.engine_thread import EngineThread
 from dflash_runtime.serving.generation import WHENEVER, Urgency
@@ -73,6 +74,63 @@ class ConcurrentDecoder:
     def alive(self) -> bool:
         """Whether requests are being served."""
         return self._thread.alive
+
+    def request(  # noqa: PLR0913, a request has as many options as it has
+        self,
+        prompt: Prompt,
+        *,
+        max_new_tokens: int = DEFAULT_MAX_NEW_TOKENS,
+        block_size: int | None = None,
+        stop_token_ids: Collection[int] | None = None,
+        stop: str | Sequence[str] | None = None,
+        response_format: Mapping[str, Any] | None = None,
+        temperature: float = 0.0,
+        top_k: int = 0,
+        top_p: float = 1.0,
+        min_p: float = 0.0,
+        seed: int | None = None,
+        logit_bias: Mapping[int, float] | None = None,
+        bad_token_ids: Collection[int] = (),
+        min_tokens: int = 0,
+        repetition_penalty: float = 1.0,
+        frequency_penalty: float = 0.0,
+        presence_penalty: float = 0.0,
+        logprobs: int | None = None,
+        draft_temperature: float | None = None,
+        denoise_steps: int = 1,
+    ) -> Request:
+        """A checked request, with the options of Decoder.generate. It may be served any number of times.
+
+        Without a `seed`, one is drawn here. Raises RequestError.
+        """
+        controls = request_controls(
+            logit_bias=logit_bias,
+            bad_token_ids=bad_token_ids,
+            min_tokens=min_tokens,
+            repetition_penalty=repetition_penalty,
+            frequency_penalty=frequency_penalty,
+            presence_penalty=presence_penalty,
+            logprobs=logprobs,
+        )
+        sampling = sampling_parameters(
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            min_p=min_p,
+            seed=seed,
+            denoise_steps=denoise_steps,
+            controls=controls,
+        )
+        return self.texts.request(
+            prompt,
+            max_new_tokens,
+            block_size,
+            stop_token_ids,
+            sampling,
+            stop=stop,
+            response_format=response_format,
+            draft_temperature=draft_temperature,
+        )
 
     def generate(self, request: Request, urgency: Urgency = WHENEVER) -> AnswerStream:
         """Steps to iterate over, in any thread. Raises QueueFullError or ClosedError here, not at the first step."""

@@ -13,7 +13,7 @@ from weakref import ref
 
 import pytest
 
-from dflash_engines.errors import EngineError
+from dflash_engines.errors import EngineError, RequestError
 from dflash_engines.host_engine import HostEngine
 from dflash_runtime.serving import ClosedError, ConcurrentDecoder, DeadlineError, QueueFullError
 from dflash_runtime.serving.generation import Urgency
@@ -56,6 +56,13 @@ def test_coroutines_at_once_get_what_each_gets_alone(decoder: ConcurrentDecoder)
         return await asyncio.gather(*(read(i) for i in range(len(requests))))
 
     assert asyncio.run(read_all()) == [solo(r) for r in requests]
+
+
+def test_a_request_is_checked_before_it_is_served(decoder: ConcurrentDecoder) -> None:
+    asked = decoder.request([5, 6, 7], max_new_tokens=9, stop_token_ids=())
+    assert answer_of(decoder.complete(asked)) == answer_of(decoder.complete(asked)) == solo(asked)
+    with pytest.raises(RequestError, match="max_new_tokens must be at least 1"):
+        decoder.request([5], max_new_tokens=0)
 
 
 def test_steps_are_the_answer_piece_by_piece(decoder: ConcurrentDecoder) -> None:
@@ -190,7 +197,7 @@ SCRIPT = """
 import sys
 from dflash_runtime.serving import ConcurrentDecoder
 decoder = ConcurrentDecoder.load(sys.argv[1], slots=2)
-request = decoder.texts.request([5, 6, 7], 40, None, ())
+request = decoder.request([5, 6, 7], max_new_tokens=40, stop_token_ids=())
 streams = [decoder.generate(request) for _ in range(6)]
 next(streams[0])
 """

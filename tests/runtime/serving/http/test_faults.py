@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 from time import sleep
 from typing import Any
 
@@ -135,12 +136,16 @@ def test_many_that_vanish_leave_nothing_behind(server: Running) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Process:
-    process: subprocess.Popen[str]
+    process: "subprocess.Popen[bytes]"
     url: str
     port: int
+    log: Path
 
     def client(self) -> openai.OpenAI:
         return openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=30)
+
+    def log_lines(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in self.log.read_text().splitlines()]
 
 
 @contextmanager
@@ -148,16 +153,17 @@ def process(folder: Path, *, pace: float = 0.0, port: int = 0, drain_timeout: fl
     """A server of its own process, killed at the end."""
     command = [sys.executable, "-m", "tests.runtime.serving.http.parrot_server", str(folder), str(port), str(pace),
                str(drain_timeout)]  # fmt: skip
-    started = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
-    assert started.stderr is not None
-    port = json.loads(started.stderr.readline())["port"]
-    url = f"http://127.0.0.1:{port}"
-    with httpx2.Client(trust_env=False) as http:
-        until(lambda: http.get(f"{url}/ready").status_code == 200)
-    yield Process(process=started, url=url, port=port)
-    started.kill()
-    started.wait()
-    started.stderr.close()
+    with NamedTemporaryFile() as log, httpx2.Client(trust_env=False) as http:
+        started = subprocess.Popen(command, cwd=ROOT, stderr=log)
+        try:
+            until(lambda: Path(log.name).read_bytes().count(b"\n") > 0)
+            port = json.loads(Path(log.name).read_text().splitlines()[0])["port"]
+            url = f"http://127.0.0.1:{port}"
+            until(lambda: http.get(f"{url}/ready").status_code == 200)
+            yield Process(process=started, url=url, port=port, log=Path(log.name))
+        finally:
+            started.kill()
+            started.wait()
 
 
 def ask_in_threads(pool: ThreadPoolExecutor, server: Process, texts: list[str]) -> Any:
@@ -187,8 +193,7 @@ def test_sigterm_under_load_finishes_what_runs(parrot_folder: Path) -> None:
                 server.client().chat.completions.create(model="parrot", messages=say("late"), max_tokens=1)
         assert [answer.result(30) for answer in answers] == texts
         assert server.process.wait(30) == 0
-        assert server.process.stderr is not None
-        lines = [json.loads(line) for line in server.process.stderr]
+        lines = server.log_lines()
         assert [line["message"] for line in lines if line["logger"] == "dflash.server"][-1] == "ended"
         assert not any("trace" in line for line in lines)
 
