@@ -87,7 +87,7 @@ def threshold(weight: Tensor, wanted: Tensor, by_mass: bool) -> Tensor:
 
 @threshold.register_fake
 def _(weight: Tensor, wanted: Tensor, by_mass: bool) -> Tensor:
-    return torch.empty_like(wanted)
+    return wanted.new_empty(wanted.shape)
 
 
 def _onnx_threshold(weight: Any, wanted: Any, by_mass: bool) -> Any:
