@@ -52,7 +52,7 @@ class FakeDevice:
 @pytest.fixture
 def programs(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> onnxruntime_cuda.OnnxRuntimeCudaPrograms:
     Session.made = []
-    monkeypatch.setattr(onnxruntime_cuda.ort, "InferenceSession", Session)
+    monkeypatch.setattr("dflash_engines.onnxruntime_cuda.ort.InferenceSession", Session)
     declared = declared_programs(bundle.manifest)
     device: Any = FakeDevice()
     return onnxruntime_cuda.OnnxRuntimeCudaPrograms(bundle, device, declared, onnxruntime_cuda.PROVIDER)

@@ -27,7 +27,8 @@ def window() -> list[tuple[str, list[str], str]]:
     """Causal, and at most four rows back."""
     return [
         ("Add", ["column_start", "rows"], "last"), ("LessOrEqual", ["columns", "last"], "seen"),
-        ("Sub", ["last", "columns"], "distance"), ("Less", ["distance", "four"], "near"), ("And", ["seen", "near"], "mask"),
+        ("Sub", ["last", "columns"], "distance"), ("Less", ["distance", "four"], "near"),
+        ("And", ["seen", "near"], "mask"),
     ]  # fmt: skip
 
 
@@ -49,11 +50,13 @@ def model(rule: Rule) -> ModelProto:
     )
     constants = {"zero": 0, "one": 1, "two": 2, "four": 4, "axis_0": [0], "ones": [1], "axes_013": [0, 1, 3],
                  "axes_012": [0, 1, 2], "axes_123": [1, 2, 3]}  # fmt: skip
-    ports = [("tokens", INT, ["B", "S"]), ("start", INT, ["B"]), ("length", INT, ["B"]),
-             ("q", FLOAT, ["B", HEADS, "S", SIZE]), ("key", FLOAT, ["B", KV_HEADS, "M", SIZE]),
-             ("value", FLOAT, ["B", KV_HEADS, "M", SIZE])]  # fmt: skip
+    cache: list[str | int | None] = ["B", KV_HEADS, "M", SIZE]
+    shapes: dict[str, tuple[int, list[str | int | None]]] = {
+        "tokens": (INT, ["B", "S"]), "start": (INT, ["B"]), "length": (INT, ["B"]),
+        "q": (FLOAT, ["B", HEADS, "S", SIZE]), "key": (FLOAT, cache), "value": (FLOAT, cache),
+    }  # fmt: skip
     graph = helper.make_graph(
-        nodes, "one", [helper.make_tensor_value_info(*port) for port in ports],
+        nodes, "one", [helper.make_tensor_value_info(name, kind, shape) for name, (kind, shape) in shapes.items()],
         [helper.make_tensor_value_info("out", FLOAT, ["B", HEADS, "S", SIZE])],
         [numpy_helper.from_array(np.array(value), name) for name, value in constants.items()],
     )  # fmt: skip
