@@ -13,6 +13,7 @@ from dflash_engines.manifest import Precision
 from dflash_export.pipeline import ExportRequest, export
 from dflash_runtime.decoder import Decoder
 from tests.conftest import BUILD, DEMO_DRAFTER, ROOT, fingerprint
+from tests.demo import random_requests
 from tests.demo.lossless import assert_transformers_agrees, write
 
 BLOCK_SIZES = (2, 5, 8, 16)
@@ -65,7 +66,7 @@ def decoder(demo_target: Path, tmp_path_factory: pytest.TempPathFactory) -> Gene
         return export(
             ExportRequest(
                 target=str(demo_target), drafter=str(drafter), out=out, precision=precision,
-                max_len=MAX_LEN, prefill_chunk=CHUNK, block_sizes=BLOCK_SIZES,
+                max_len=MAX_LEN, prefill_chunk=CHUNK, block_sizes=BLOCK_SIZES, report_prompts=0,
             )
         )  # fmt: skip
 
@@ -89,5 +90,15 @@ def test_fp32_is_lossless_and_equals_transformers_on_many_prompts(decoder: Gener
 
 
 @pytest.mark.slow
-def test_int8_is_lossless_on_many_prompts(decoder: Generate) -> None:
-    write(decoder("int8"), prompts(MANY), MANY.new_tokens, BLOCK_SIZES)
+@pytest.mark.parametrize("precision", ["int8", "int4", "fp16"])
+def test_other_precisions_are_lossless_on_many_prompts(decoder: Generate, precision: Precision) -> None:
+    write(decoder(precision), prompts(MANY), MANY.new_tokens, BLOCK_SIZES)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", ["fp32", "int8"])
+def test_random_requests_get_what_plain_decoding_gives(decoder: Generate, precision: Precision) -> None:
+    """Every rule, block sizes 1 to 16, 1 to 4 together, any chunks."""
+    loaded = decoder(precision)
+    texts = [loaded.encoder.encode(messages) for messages in prompts(Sample(MANY.sets, 10, 0))]
+    assert random_requests.check(loaded.engine.bundle, texts, 200, seed=7) > 100

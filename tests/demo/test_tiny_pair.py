@@ -3,12 +3,15 @@
 from pathlib import Path
 
 import pytest
+from tokenizers import Tokenizer
 
+from dflash_engines.accept_inputs import SlotRules
 from dflash_engines.bundle import Bundle
 from dflash_engines.manifest import Precision
 from dflash_export.pipeline import ExportRequest, export
-from dflash_runtime.decoder import Decoder
+from dflash_runtime.decoder import TOKENIZER_FILE, Decoder
 from dflash_runtime.prompt import Prompt
+from tests.demo import random_requests
 from tests.demo.lossless import Written, assert_transformers_agrees, write
 from tests.models.tiny_pair import DRAFTER, TARGET, held_back_questions
 
@@ -58,3 +61,21 @@ def test_acceptance_is_long_and_sometimes_short(decoder: Decoder, written: list[
     ]
     assert sum(lengths) / len(lengths) >= 3
     assert {1, 8} <= set(lengths)
+
+
+def questions(bundle: Bundle) -> list[list[int]]:
+    tokenizer = Tokenizer.from_file(str(bundle.file(TOKENIZER_FILE)))
+    return [tokenizer.encode(text, add_special_tokens=False).ids for text in held_back_questions()]
+
+
+def test_random_requests_get_what_plain_decoding_gives(bundle: Bundle) -> None:
+    """Every rule, block sizes 1 to 16, 1 to 4 together, any chunks."""
+    count = 200 if bundle.manifest.precision == "fp32" else 40
+    assert random_requests.check(bundle, questions(bundle), count, seed=1) > count
+
+
+def test_random_requests_see_a_history_that_does_not_grow(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The planted fault: committed tokens are not counted."""
+    monkeypatch.setattr(SlotRules, "commit", lambda *_: None)
+    with pytest.raises(AssertionError):
+        random_requests.check(bundle, questions(bundle), 80, seed=2)
