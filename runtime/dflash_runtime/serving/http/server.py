@@ -5,6 +5,7 @@ import logging
 import signal
 import socket
 import sys
+import threading
 from collections.abc import Callable
 from types import FrameType
 
@@ -92,3 +93,10 @@ def _log_as_json() -> None:
     handler = logging.StreamHandler()
     handler.setFormatter(JsonLines())
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
+    threading.excepthook = _log_fault
+
+
+def _log_fault(fault: threading.ExceptHookArgs) -> None:
+    """A thread has died, the engine's most likely."""
+    trace = (fault.exc_type, fault.exc_value or fault.exc_type(), fault.exc_traceback)
+    log.critical("a thread died", exc_info=trace, extra={"thread": fault.thread.name if fault.thread else None})

@@ -87,7 +87,7 @@ def _said_after(cache: NDArray[Any], slot: int, rows: int) -> int:
     wanted, fault = _wanted(tuple(ids[:begin].tolist()))
     if fault and rows - begin > 4:
         raise EngineError("the parrot has died")
-    return wanted[rows - begin] if rows - begin < len(wanted) else END
+    return wanted[rows - begin] if 0 <= rows - begin < len(wanted) else END
 
 
 @lru_cache
