@@ -15,6 +15,7 @@ from typer.core import TyperGroup
 
 from dflash_engines.bundle import Bundle
 from dflash_engines.command import run_command
+from dflash_export import build_command
 
 Stage = Callable[[str], object]
 
@@ -107,9 +108,14 @@ def pair(
     quantize_head: QuantizeHead = False,
     calibration: Calibration = None,
     report_prompts: ReportPrompts = 4,
+    compute_capability: build_command.Capabilities = "",
+    workspace: build_command.Workspace = None,
     as_json: Json = False,
 ) -> None:
-    """Export TARGET and DRAFTER to the bundle OUT (the default command)."""
+    """Export TARGET and DRAFTER to the bundle OUT (the default command).
+
+    With --compute-capability, its engines are built too, as by `dflash-export build`.
+    """
     from dflash_export.pipeline import ExportRequest
 
     request = ExportRequest(
@@ -120,7 +126,14 @@ def pair(
         draft_noise=draft_noise, backend=backend, weight_only=weight_only, quantize_head=quantize_head,
         calibration=calibration, report_prompts=report_prompts,
     )  # fmt: skip
+    if compute_capability and backend != "tensorrt-rtx":
+        raise typer.BadParameter("goes with --backend tensorrt-rtx", param_hint="--compute-capability")
     _export(request, as_json)
+    if compute_capability:
+        build_command.build(out, compute_capability=compute_capability, workspace=workspace, as_json=as_json)
+
+
+app.command()(build_command.build)
 
 
 @app.command()

@@ -16,6 +16,7 @@ from dflash_engines.errors import EngineError
 
 _GB = 1e9
 _WEIGHTS = "weights of"
+_SMALLEST = 4096  # bytes; accept has a few constants and no weights
 _LIVE = 6  # activations of the widest product that are alive together, about
 
 
@@ -64,7 +65,7 @@ def memory_table(
     plan = layout(programs, limits, max(*limits.block_sizes, 2))
     caches = plan.groups[Group.CACHES].nbytes
     rows = [
-        *(row for row in weights if row.nbytes),
+        *(row for row in weights if row.nbytes >= _SMALLEST),
         Row(what="held twice, as two programs need them", nbytes=_twice(places.values()), within=True),
         Row(what="caches", nbytes=caches),
         Row(what="buffers", nbytes=plan.nbytes - caches),

@@ -19,9 +19,10 @@ from dflash_engines.tensorrt.engine_files import (
     read_sidecar,
     sidecar_name,
 )
+from dflash_engines.tensorrt.library import TensorRtBackend
 from tests.engines.scripted_bundle import write_bundle
 
-BACKEND = "tensorrt-rtx"
+BACKEND: TensorRtBackend = "tensorrt-rtx"
 CONTENTS = {
     engine_name(BACKEND, "target", "grouped"): b"plan of the target",
     engine_name(BACKEND, "draft", "grouped"): b"plan of the draft",
