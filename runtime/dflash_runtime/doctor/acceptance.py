@@ -41,6 +41,7 @@ def examine_template(patient: Patient) -> list[Finding]:
     found = _compared(
         "prompt form",
         {"chat template": chat, "plain text": raw},
+        "plain text",
         "ask through the form that is kept better: it is the one that the drafter was trained on",
     )
     return [found, _thinking(patient)]
@@ -50,9 +51,9 @@ def _thinking(patient: Patient) -> Finding:
     modes = {f"thinking {word}": patient.acceptance(prompts) for word, prompts in _thinking_prompts(patient).items()}
     if not modes:
         return skipped("thinking mode", "the chat template knows no enable_thinking")
-    return _compared(
-        "thinking mode", modes, "set enable_thinking as it was when the drafter was trained; its card tells"
-    )
+    better = max(modes, key=lambda name: modes[name].acceptance_length)
+    fix = "set enable_thinking as it was when the drafter was trained; its card tells"
+    return _compared("thinking mode", modes, better, fix)
 
 
 def _thinking_prompts(patient: Patient) -> dict[str, list[Prompt]]:
@@ -69,7 +70,9 @@ def _thinking_prompts(patient: Patient) -> dict[str, list[Prompt]]:
 def examine_languages(patient: Patient) -> list[Finding]:
     """The same question in several languages."""
     found = {name: patient.acceptance([patient.prompt(question)]) for name, question in LANGUAGES.items()}
-    return [_compared("languages", found, "train on answers in these languages too; speed there is what suffers")]
+    return [
+        _compared("languages", found, "English", "drafting gains less there; train on such answers too")
+    ]
 
 
 def examine_context(patient: Patient) -> list[Finding]:
@@ -84,17 +87,19 @@ def examine_context(patient: Patient) -> list[Finding]:
     finding = _compared(
         "context length",
         found,
+        f"{lengths[0]} tokens",
         "the drafter was trained on shorter texts: train it on longer ones, or decode "
         "long prompts with --block-size 1; check its sliding window and RoPE scaling",
     )
     return [replace(finding, curves={"acceptance length": points})]
 
 
-def _compared(check: str, found: Mapping[str, Tally], fix: str) -> Finding:
-    """A warning where something is kept much less than elsewhere, and there is enough of both to say so."""
+def _compared(check: str, found: Mapping[str, Tally], reference: str, fix: str) -> Finding:
+    """A warning where something is kept much less than the reference, and there is enough of both to say so."""
     shown = ", ".join(f"{name} {tally.acceptance_length:.2f}" for name, tally in found.items())
     shown = f"acceptance length: {shown}"
-    told = [tally.acceptance_length - 1 for tally in found.values() if tally.count >= FEWEST_PASSES]
-    if len(told) < 2:
+    told = {name: tally.acceptance_length - 1 for name, tally in found.items() if tally.count >= FEWEST_PASSES}
+    if reference not in told or len(told) < 2:
         return ok(check, f"{shown}; too few blocks to judge")
-    return warning(check, shown, fix) if min(told) < _MUCH_LESS * max(told) else ok(check, shown)
+    less = [name for name, kept in told.items() if kept < _MUCH_LESS * told[reference]]
+    return warning(check, f"{shown}; much less than {reference}: {', '.join(less)}", fix) if less else ok(check, shown)

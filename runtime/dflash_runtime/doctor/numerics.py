@@ -25,10 +25,14 @@ def examine_golden(patient: Patient) -> list[Finding]:
         return [ok("golden cases", "checked when the engine was loaded")]
     if not patient.bundle.has(golden.FILE):
         return [warning("golden cases", "the bundle carries none", "export it again")]
-    manifest = patient.bundle.manifest
+    manifest, cases = patient.bundle.manifest, golden.Golden.load(patient.bundle.file(golden.FILE))
     runner = Runner(patient.programs, declared_programs(manifest), manifest.limits)
+    if strange := {call.program for call in cases.calls} - set(runner.arena.programs):
+        return [
+            warning("golden cases", f"they call {min(strange)!r}, gone in this release", "export it again")
+        ]
     try:
-        off = golden.check(golden.Golden.load(patient.bundle.file(golden.FILE)), runner)
+        off = golden.check(cases, runner)
     except EngineError as e:
         return [fault("golden cases", str(e), "this engine or its version computes something else: try another one")]
     return [ok("golden cases", f"known results are met, logits within {off:.1e}")]

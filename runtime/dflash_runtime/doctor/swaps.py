@@ -1,7 +1,10 @@
 """Who is to blame: the target's program, the drafter's, or the way caches are updated. One is swapped at a time."""
 
-from collections.abc import Sequence
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
@@ -103,7 +106,9 @@ def examine_updates(patient: Patient) -> list[Finding]:
     graphs = skipped("CUDA graphs", "this engine has none; on and off are compared where a GPU runs the bundle")
     if patient.programs is None:
         return [skipped("updates in place", "needs programs over host memory"), graphs]
-    own, copied = (_answers(patient, p) for p in (patient.programs, CopiedCaches(own=patient.programs)))
+    own = _answers(patient, patient.programs)
+    with _stderr_closed():
+        copied = _answers(patient, CopiedCaches(own=patient.programs))
     if [a.token_ids for a in own] == [a.token_ids for a in copied]:
         return [ok("updates in place", "the same answers as with copied caches"), graphs]
     return [
@@ -114,6 +119,19 @@ def examine_updates(patient: Patient) -> list[Finding]:
         ),
         graphs,
     ]
+
+
+@contextmanager
+def _stderr_closed() -> Iterator[None]:
+    """ONNX Runtime tells of every cache that it must copy, on the process's stderr and past Python."""
+    kept = os.dup(2)
+    with Path(os.devnull).open("wb") as nothing:
+        os.dup2(nothing.fileno(), 2)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
 
 
 def examine_losslessness(patient: Patient) -> list[Finding]:

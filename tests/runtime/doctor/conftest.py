@@ -1,0 +1,38 @@
+"""The tiny pair as a bundle, made once for as long as its sources stay the same."""
+
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from dflash_engines.bundle import Bundle
+from dflash_export.pipeline import ExportRequest, export
+from dflash_runtime.bench.system import load_decoder
+from dflash_runtime.doctor.patient import Patient, load_oracle
+from tests.conftest import BUILD, fingerprint
+from tests.models.tiny_pair import DRAFTER, TARGET, held_back_questions
+
+
+@pytest.fixture(scope="session")
+def tiny_bundle() -> Path:
+    out = BUILD / "test" / f"doctor-tiny-{fingerprint()}"
+    if not out.exists():
+        for stale in out.parent.glob("doctor-tiny-*"):
+            shutil.rmtree(stale)
+        export(ExportRequest(target=str(TARGET), drafter=str(DRAFTER), out=out, max_len=512, draft_noise=False))
+    return out
+
+
+def patient_of(folder: Path, questions: Sequence[str], new_tokens: int) -> Patient:
+    bundle = Bundle.open(folder)
+    oracle, why = load_oracle(bundle)
+    return Patient(
+        bundle=bundle, decoder=load_decoder(bundle, "onnxruntime", 1), questions=tuple(questions),
+        new_tokens=new_tokens, oracle=oracle, why_no_oracle=why,
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="session")
+def patient(tiny_bundle: Path) -> Patient:
+    return patient_of(tiny_bundle, held_back_questions()[:4], 48)
