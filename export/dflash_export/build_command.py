@@ -107,9 +107,9 @@ def _engines(sidecar: "Sidecar") -> Table:
     for column in ("engine", "MB", "over its weights", "built in", "host memory", "attention"):
         table.add_column(column, justify="left" if column in ("engine", "attention") else "right")
     for engine in sidecar.engines:
-        table.add_row(
-            " ".join(filter(None, (engine.program, engine.attention))), f"{engine.bytes / _MB:.1f}", f"{(engine.bytes - engine.weight_bytes) / _MB:.1f} MB",
-            f"{engine.seconds:.1f} s", f"{engine.host_bytes / _MB:.0f} MB",
-            "" if engine.attention is None else "in parts (fp32)" if engine.decomposable else "fused",
-        )  # fmt: skip
+        name = " ".join(filter(None, (engine.program, engine.attention)))
+        over = (engine.bytes - engine.weight_bytes) / _MB
+        how = "in parts (fp32)" if engine.decomposable else "fused" if engine.attention else ""
+        figures = (f"{engine.bytes / _MB:.1f}", f"{over:.1f} MB", f"{engine.seconds:.1f} s")
+        table.add_row(name, *figures, f"{engine.host_bytes / _MB:.0f} MB", how)
     return table
