@@ -1,12 +1,9 @@
 """The trained tiny pair through the product: meaningful text, long and short acceptances, in seconds."""
 
-import json
 import random
-from itertools import product
 from pathlib import Path
 from typing import Any
 
-import jsonschema
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -134,3 +131,21 @@ def test_a_drafter_that_draws_at_next_to_no_temperature_takes_the_likeliest(deco
             for drawn in (0.0, 1e-4)
         ]
         assert lengths[0] == lengths[1]
+
+
+def questions(bundle: Bundle) -> list[list[int]]:
+    tokenizer = Tokenizer.from_file(str(bundle.file(TOKENIZER_FILE)))
+    return [tokenizer.encode(text, add_special_tokens=False).ids for text in held_back_questions()]
+
+
+def test_random_requests_get_what_plain_decoding_gives(bundle: Bundle) -> None:
+    """Every rule, block sizes 1 to 16, 1 to 4 together, any chunks."""
+    count = 200 if bundle.manifest.precision == "fp32" else 40
+    assert random_requests.check(bundle, questions(bundle), count, seed=1) > count
+
+
+def test_random_requests_see_a_history_that_does_not_grow(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The planted fault: committed tokens are not counted."""
+    monkeypatch.setattr(SlotRules, "commit", lambda *_: None)
+    with pytest.raises(AssertionError):
+        random_requests.check(bundle, questions(bundle), 80, seed=2)
