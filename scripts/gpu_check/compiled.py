@@ -23,35 +23,32 @@ def compiled(rehearse: bool) -> Result:
     if not installed:
         raise SkippedSectionError("needs one of the packages tensorrt_rtx, tensorrt, onnxruntime-gpu")
     try:
-        from dflash_export.pipeline import ExportRequest
+        from dflash_export.pipeline import ExportRequest, export
     except ImportError as e:
         raise SkippedSectionError(f"needs the packages of the extra 'export': {e}") from e
-    found: Result = {}
-    for backend in installed:
-        with tempfile.TemporaryDirectory() as folder:
-            request = ExportRequest(
+    with tempfile.TemporaryDirectory() as folder:
+        bundle = export(
+            ExportRequest(
                 target=str(TINY / "target"), drafter=str(TINY / "drafter"), out=Path(folder) / "bundle",
                 max_len=_MAX_LEN, prefill_chunk=16, block_sizes=(_BLOCK,),
-            )  # fmt: skip
-            found[backend] = _outcome(backend, request)
-    return found
+            )
+        )  # fmt: skip
+        return {backend: _outcome(backend, bundle) for backend in installed}
 
 
-def _outcome(backend: str, request: Any) -> Any:
+def _outcome(backend: str, bundle: Any) -> Any:
     """What one backend came to; its faults are findings too."""
     from dflash_engines.errors import DflashError
 
     try:
-        return _checked(backend, request)
+        return _checked(backend, bundle)
     except DflashError as e:
         return f"{type(e).__name__}: {e}"
 
 
-def _checked(backend: str, request: Any) -> Result:
+def _checked(backend: str, bundle: Any) -> Result:
     from dflash_engines.backend import Options, load_engine
-    from dflash_export.pipeline import export
 
-    bundle = export(request)
     if backend != "onnxruntime-cuda":
         bundle = _built(bundle, backend)
     engine: Any = load_engine(bundle, backend, Options())  # proves itself
