@@ -1,9 +1,12 @@
 """The trained tiny pair through the product: meaningful text, long and short acceptances, in seconds."""
 
+import json
 import random
+from itertools import product
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -131,6 +134,34 @@ def test_a_drafter_that_draws_at_next_to_no_temperature_takes_the_likeliest(deco
             for drawn in (0.0, 1e-4)
         ]
         assert lengths[0] == lengths[1]
+
+
+SCHEMAS: tuple[dict[str, Any], ...] = (
+    {"type": "object", "properties": {"name": {"type": "string", "maxLength": 12}, "n": {"type": "integer"}},
+     "required": ["name", "n"], "additionalProperties": False},
+    {"type": "array", "items": {"enum": ["red", "blue", None]}, "minItems": 1, "maxItems": 3},
+)  # fmt: skip
+
+
+def test_structured_answers_are_valid_and_the_same_without_the_drafter(decoder: Decoder) -> None:
+    complete = 0
+    for schema, question, temperature in product(SCHEMAS, held_back_questions()[:2], (0.0, 1.0)):
+        asked: dict[str, Any] = {
+            "prompt": [{"role": "user", "content": question}], "max_new_tokens": 64, "temperature": temperature,
+            "seed": 7, "response_format": {"type": "json_schema", "json_schema": {"schema": schema}},
+        }  # fmt: skip
+        plain = decoder.complete(block_size=1, **asked)
+        for size in (3, 8):
+            found = decoder.complete(block_size=size, **asked)
+            assert (found.token_ids, found.text, found.finish_reason) == (
+                plain.token_ids,
+                plain.text,
+                plain.finish_reason,
+            )
+        if plain.finish_reason == "stop":
+            complete += 1
+            jsonschema.Draft202012Validator(schema).validate(json.loads(plain.text))
+    assert complete >= 6  # of 8; the others were still writing
 
 
 def questions(bundle: Bundle) -> list[list[int]]:
