@@ -86,7 +86,7 @@ def test_values_beyond_fp16_are_refused_or_bf16(tiny: Tiny) -> None:
     with pytest.raises(CheckpointError, match=r"fp16 ends at 65504, and .* in target, reaches .*--precision fp32"):
         prepare(models, FP16, tiny.prompts[:5], BLOCK_SIZE, MASK)
     for precision in ("fp16", "int4"):
-        asked = Formats(backend="tensorrt", target=precision, draft=precision)  # type: ignore[arg-type]
+        asked = Formats(backend="tensorrt", target=precision, draft=precision)
         prepared = prepare(models, asked, tiny.prompts[:5], BLOCK_SIZE, MASK)
         assert prepared.formats.float_type == "bf16"
         assert {o.remedy for o in prepared.overflows} == {"bf16"}
@@ -185,7 +185,7 @@ def test_taps_drift_little(tiny: Tiny, observed: dict[str, Observed]) -> None:
     """B90: what the drafter reads of the target, half precision against fp32."""
     wanted, found = taps(tiny.models["target"], tiny), {}
     for precision in ("fp16", "bf16"):
-        asked = Formats(backend="tensorrt", target=precision, draft=precision)  # type: ignore[arg-type]
+        asked = Formats(backend="tensorrt", target=precision, draft=precision)
         found[precision] = taps(lower(tiny.models["target"], "target", asked, Findings()), tiny)
     assert (found["fp16"] - wanted).norm() < 2e-3 * wanted.norm()
     assert (found["bf16"] - wanted).norm() < 2e-2 * wanted.norm()
@@ -265,7 +265,7 @@ def test_bytes_say_which_format_the_weights_are_in(tiny: Tiny) -> None:
     """B68: an fp16 file that is as large as fp32 isn't fp16."""
     sizes = {}
     for precision in ("fp32", "fp16", "bf16", "int8", "int4"):
-        asked = Formats(backend="tensorrt", target=precision, draft=precision, weight_only=True)  # type: ignore[arg-type]
+        asked = Formats(backend="tensorrt", target=precision, draft=precision, weight_only=True)
         model = lower(tiny.models["target"], "target", asked, Findings())
         sizes[precision] = sum(v.const_value.nbytes for v in model.graph.initializers.values() if v.const_value)
     quantised = sum(matrix(node).size for node in products(tiny.models["target"].graph, keep={FC}))
