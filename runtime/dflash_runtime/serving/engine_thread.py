@@ -1,14 +1,18 @@
 """The thread that drives a scheduler, and the guards around it: closing, draining, forking."""
 
+import logging
 import os
 from collections.abc import Sequence
 from threading import Event, Thread, current_thread
 from weakref import finalize
 
+from dflash_engines.errors import DeviceError
 from dflash_runtime.serving.errors import ClosedError
 from dflash_runtime.serving.generation import Generation
 from dflash_runtime.serving.scheduler import Scheduler
 from dflash_runtime.serving.waiting_queue import WaitingQueue
+
+log = logging.getLogger("dflash.engine")
 
 
 class EngineThread:
@@ -65,6 +69,9 @@ def _drive(scheduler: Scheduler, queue: WaitingQueue, stop: Event) -> None:
             if scheduler.idle:
                 queue.wait()
         fault = ClosedError("the service was shut down before the answer was whole")
+    except DeviceError as lost:
+        log.critical("the device is lost; start the process again", extra={"fault": str(lost)})
+        fault = ClosedError(f"the service has lost its device: {lost}")
     finally:
         queue.close()
         scheduler.end_all(fault)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from time import monotonic
 
 from dflash_engines.engine import Engine
-from dflash_engines.errors import DflashError, EngineError, RequestError
+from dflash_engines.errors import DeviceError, DflashError, EngineError, RequestError
 from dflash_runtime.completion import Completion, time_split
 from dflash_runtime.cost_table import CostTable
 from dflash_runtime.loop import DecodeLoop, Failure, Progress
@@ -46,7 +46,7 @@ class Scheduler:
         return not self._running and not len(self._queue)
 
     def step(self) -> None:
-        """Let requests leave and join, then one iteration, then one chunk of a prompt."""
+        """Let requests leave and join, then one iteration, then one chunk of a prompt. Raises DeviceError: the end."""
         self._drop_unwanted(monotonic())
         self._admit()
         self._decode()
@@ -88,6 +88,8 @@ class Scheduler:
         begin = monotonic()
         try:
             found = self._loop.decode()
+        except DeviceError:
+            raise
         except EngineError:
             found = self._decode_one_by_one()
         self._pacer.iterated(monotonic() - begin)
@@ -99,6 +101,8 @@ class Scheduler:
         for slot in [slot.index for slot in self._loop.slots if slot.decoding]:
             try:
                 found.extend(self._loop.decode_alone(slot))
+            except DeviceError:
+                raise
             except EngineError as fault:
                 found.append(self._abandon(slot, fault))
         return found
@@ -112,6 +116,8 @@ class Scheduler:
         before, begin = slot.rows, monotonic()
         try:
             found = _twice(lambda: self._loop.prefill(most_rows))
+        except DeviceError:
+            raise
         except EngineError as fault:
             found = [self._abandon(slot.index, fault)]
         if slot.rows > before:
@@ -176,5 +182,7 @@ def _twice(call: Callable[[], Found]) -> Found:
     """A call that fails once may do better; one that fails again has failed."""
     try:
         return call()
+    except DeviceError:
+        raise
     except EngineError:
         return call()

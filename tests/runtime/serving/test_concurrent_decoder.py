@@ -13,7 +13,7 @@ from weakref import ref
 
 import pytest
 
-from dflash_engines.errors import EngineError, RequestError
+from dflash_engines.errors import DeviceError, EngineError, RequestError
 from dflash_engines.host_engine import HostEngine
 from dflash_runtime.serving import ClosedError, ConcurrentDecoder, DeadlineError, QueueFullError
 from dflash_runtime.serving.generation import Urgency
@@ -225,6 +225,22 @@ def test_a_fault_of_our_own_ends_every_answer_and_hangs_none(
     eventually(lambda: not decoder.alive)
     with pytest.raises(ClosedError):
         decoder.generate(LONG)
+    for slot in range(3):
+        engine.park(slot)
+    engine.discard()
+
+
+def test_a_device_that_is_lost_ends_the_service(engine: HostEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    def lose(block_size: int) -> None:
+        raise DeviceError("it fell off the bus")
+
+    monkeypatch.setattr(engine, "launch", lose)
+    decoder = ConcurrentDecoder(engine)
+    streams = [decoder.generate(LONG) for _ in range(4)]
+    for stream in streams:
+        with pytest.raises(ClosedError, match="lost its device: it fell off the bus"):
+            stream.finish()
+    eventually(lambda: not decoder.alive)
     for slot in range(3):
         engine.park(slot)
     engine.discard()

@@ -1,11 +1,14 @@
 """What the server tells Prometheus. Every application has a registry of its own."""
 
 import logging
+from functools import partial
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.platform_collector import PlatformCollector
 from prometheus_client.process_collector import ProcessCollector
 
+from dflash_engines.device.engine import DeviceEngine
+from dflash_engines.engine import Engine
 from dflash_engines.errors import DflashError
 from dflash_runtime.completion import Completion, Step
 from dflash_runtime.serving.concurrent_decoder import ConcurrentDecoder
@@ -49,6 +52,14 @@ class Metrics:
         self._gauge("dflash_slots_busy", "Requests that run").set_function(lambda: queue.running)
         self._gauge("dflash_slots", "Requests that can run together").set(queue.slots)
         self._gauge("dflash_queue_limit", "Requests that may wait").set(queue.size)
+        self._watch_memory(decoder.texts.engine)
+
+    def _watch_memory(self, engine: Engine) -> None:
+        """Of a device; an engine in host memory is part of the process."""
+        if isinstance(engine, DeviceEngine) and engine.device.memory() is not None:
+            for i, name in enumerate(("free", "total")):
+                gauge = self._gauge(f"dflash_device_memory_{name}_bytes", f"The device's {name} memory")
+                gauge.set_function(partial(_device_memory, engine, i))
 
     def admitted(self, generation: Generation, waited: float) -> None:
         """See Observer."""
@@ -101,6 +112,10 @@ class Metrics:
 
     def _gauge(self, name: str, about: str) -> Gauge:
         return Gauge(name, about, registry=self.registry)
+
+
+def _device_memory(engine: DeviceEngine, which: int) -> float:
+    return (engine.device.memory() or (0, 0))[which]
 
 
 def _outcome(outcome: Completion | DflashError) -> str:
