@@ -15,6 +15,7 @@ from dflash_runtime.structured.constraint import Masks
 from dflash_runtime.structured.response_format import StructuredOutput
 
 MASK_WORD_BITS = 32
+BLANKS = r"( |\n{1,2}[ \t]{0,20})"  # between JSON's tokens, as in llama.cpp: a model may not write them for ever
 _REMEMBERED = 64  # grammars; the same few come again and again
 _SILENT = 0
 _POINTER = re.compile(r"\^+|\d+ \|.*|\|.*")
@@ -114,11 +115,9 @@ class LlguidanceConstraint:
 
 
 def _source(wanted: StructuredOutput) -> str:
-    match wanted.kind:
-        case "choice":
-            return grammar_from("choice", wanted.source)
-        case kind:
-            return grammar_from(kind, wanted.source)
+    if wanted.kind == "json_schema":
+        return LLMatcher.grammar_from_json_schema(wanted.source, defaults={"whitespace_pattern": BLANKS})
+    return grammar_from(wanted.kind, wanted.source)
 
 
 def _bits(token_ids: Collection[int], words: int) -> NDArray[np.int32]:

@@ -40,7 +40,7 @@ def structured_output(response_format: Any) -> StructuredOutput | None:
 
 
 def _json_schema(value: Any) -> StructuredOutput:
-    if not isinstance(value, Mapping) or not isinstance(value.get("schema"), Mapping | bool):
+    if not isinstance(value, Mapping) or not isinstance(value.get("schema"), Mapping):
         raise RequestError('response_format: "json_schema" must be an object with a "schema", itself an object')
     _check_keys("response_format.json_schema", value, _SCHEMA_KEYS)
     try:

@@ -51,6 +51,7 @@ def test_the_other_types_hold_their_source(response_format: object, kind: str, s
         ({"type": "regex", "regex": 5}, "'regex' must be a string, not 5"),
         ({"type": "grammar", "grammar": None}, "'grammar' must be a string, not None"),
         ({"type": "json_schema", "json_schema": {"name": "x"}}, '"json_schema" must be an object with a "schema"'),
+        ({"type": "json_schema", "json_schema": {"schema": False}}, '"json_schema" must be an object with a "schema"'),
         ({"type": "json_schema", "json_schema": SCHEMA}, '"json_schema" must be an object with a "schema"'),
         ({"type": "json_schema", "json_schema": {"schema": SCHEMA, "strikt": True}}, "unknown key 'strikt'"),
         ({"type": "json_schema", "json_schema": {"schema": {"const": float("nan")}}}, "the schema is not JSON"),
