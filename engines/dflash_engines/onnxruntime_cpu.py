@@ -21,7 +21,7 @@ from onnxruntime.capi import onnxruntime_pybind11_state as ort_errors
 from dflash_engines import contract
 from dflash_engines.backend import Buffers, Options, Run
 from dflash_engines.bundle import Bundle
-from dflash_engines.contract import Found, Program
+from dflash_engines.contract import Dtype, Found, Program
 from dflash_engines.engine import Engine
 from dflash_engines.errors import BundleError, EngineError
 from dflash_engines.host_engine import HostEngine, declared_programs, host_limits
@@ -47,6 +47,11 @@ FAILURES = (
 
 def load(bundle: Bundle, options: Options) -> Engine:
     """Load `bundle`; the entry point `onnxruntime`. Raises EngineError, BundleError or ContractError."""
+    if bundle.manifest.geometry.cache_dtype is Dtype.BFLOAT16:
+        raise EngineError(
+            f"{bundle.path} is bf16, which ONNX Runtime doesn't multiply on the CPU; "
+            "export the pair with --precision fp32, fp16, int8 or int4"
+        )
     limits = host_limits(bundle, options)
     return HostEngine(bundle, OnnxRuntimePrograms(bundle, options), limits)
 

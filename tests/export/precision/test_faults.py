@@ -12,8 +12,9 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from dflash_engines import contract, golden
-from dflash_engines.backend import Buffers, Run
+from dflash_engines import contract, golden, onnxruntime_cpu
+from dflash_engines.backend import Buffers, Options, Run
+from dflash_engines.bundle import Bundle
 from dflash_engines.contract import Dtype, Limits
 from dflash_engines.errors import CheckpointError, EngineError
 from dflash_engines.lowerings.half_precision import FC
@@ -27,6 +28,7 @@ from dflash_export.precision.formats import Findings, Formats, lower
 from dflash_export.precision.graph_in_torch import TorchGraph, to_numpy, to_torch
 from dflash_export.precision.prepare import prepare
 from dflash_export.precision.smoothing import MOST_LOST, best_range, input_ranges
+from tests.engines.scripted_bundle import write_bundle
 from tests.export.precision.conftest import BLOCK_SIZE, MASK, Tiny
 from tests.export.precision.running import in_torch, prompt_inputs
 
@@ -158,6 +160,15 @@ def test_scales_of_columns_keep_small_columns(tiny: Tiny) -> None:
 def test_formats_that_cannot_be_are_refused(target: Precision, draft: Precision, message: str) -> None:
     with pytest.raises(CheckpointError, match=message):
         Formats(target=target, draft=draft)
+
+
+def test_a_bf16_bundle_is_refused_by_the_cpu_in_a_sentence(tmp_path: Path) -> None:
+    """B59: not by a NOT_IMPLEMENTED from the depths of a session."""
+    scripted = Bundle.open(write_bundle(tmp_path / "bundle"))
+    geometry = replace(scripted.manifest.geometry, cache_dtype=Dtype.BFLOAT16)
+    bf16 = replace(scripted, manifest=scripted.manifest.model_copy(update={"geometry": geometry}))
+    with pytest.raises(EngineError, match="is bf16, which ONNX Runtime doesn't multiply on the CPU"):
+        onnxruntime_cpu.load(bf16, Options())
 
 
 def test_too_few_or_unreadable_calibration_prompts_are_refused(tmp_path: Path) -> None:
