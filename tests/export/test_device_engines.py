@@ -13,6 +13,7 @@ from dflash_engines import contract
 from dflash_engines.backend import Buffers, Programs, Run
 from dflash_engines.bundle import Bundle
 from dflash_engines.contract import Limits
+from dflash_engines.controls import Controls
 from dflash_engines.device.device import Device
 from dflash_engines.device.engine import DeviceEngine, Settings
 from dflash_engines.device.host import HostDevice
@@ -36,7 +37,7 @@ from dflash_runtime.request import Request
 from tests.models.tiny_pair import DRAFTER, TARGET, load_tiny_pair
 
 SLOTS, BLOCK, MAX_LEN, TOLERANCE = 2, 8, 192, 5e-3
-VARIANTS = (contract.GREEDY, contract.FILTERED)
+VARIANTS = contract.ACCEPT_VARIANTS
 Made = tuple[Device, DevicePrograms]
 
 
@@ -55,7 +56,7 @@ def programs(modules: Modules) -> PytorchPrograms:
 def bundle(modules: Modules) -> Bundle:
     """The manifest of what would be exported; no file is read."""
     source = ModelSource(id="tiny", revision="local", sha256="0" * 64)
-    names = ("target", "draft", *(variant.name for variant in VARIANTS))
+    names = ("target", "draft", "draft_noise", *(variant.name for variant in VARIANTS))
     manifest = Manifest(
         schema_version=1, target=source, drafter=source, architecture="llama", geometry=modules.geometry,
         limits=Limits(max_len=MAX_LEN, max_batch=SLOTS, prefill_chunk=16, block_sizes=(2, 3, BLOCK)),
@@ -98,18 +99,29 @@ def engine(request: pytest.FixtureRequest, bundle: Bundle, programs: PytorchProg
 def requests() -> list[Request]:
     pair = load_tiny_pair()
     sampled = SamplingParameters(temperature=0.9, top_p=0.9, seed=11)
+    drawn = SamplingParameters(temperature=0.9, seed=12, draft_temperature=0.9)
+    penalised = SamplingParameters(controls=Controls(repetition_penalty=1.3, frequency_penalty=0.2, logprobs=2))
     plain = Request(tokens=(1,), max_new_tokens=16, stop_token_ids=frozenset(), block_size=BLOCK)
-    prompts = [tuple(pair.encode(question)) for question in ("What is the capital of France?", "Count to ten.", "Hi")]
+    questions = ("What is the capital of France?", "Count to ten.", "Hi")
+    prompts = [tuple(pair.encode(question)) for question in questions]
+    rules = (
+        (plain.sampling, BLOCK),
+        (sampled, 3),
+        (sampled, 1),
+        (drawn, BLOCK),
+        (penalised, BLOCK),
+        (plain.sampling, 1),
+    )
     return [
-        replace(plain, tokens=prompt, sampling=sampling, block_size=size)
-        for prompt, sampling, size in zip(prompts, (plain.sampling, sampled, sampled), (BLOCK, 3, 1), strict=True)
+        replace(plain, tokens=prompts[i % len(prompts)], sampling=sampling, block_size=size)
+        for i, (sampling, size) in enumerate(rules)
     ]
 
 
-def answers(engine: Engine) -> list[list[int]]:
-    """Of three requests over two slots."""
+def answers(engine: Engine) -> list[list[tuple[int | float, ...]]]:
+    """Tokens and log-probabilities of six requests over two slots."""
     loop, waiting, running = DecodeLoop(engine), list(enumerate(requests())), dict[int, int]()
-    found: list[list[int]] = [[] for _ in waiting]
+    found: list[list[tuple[int | float, ...]]] = [[] for _ in waiting]
     while waiting or any(slot.request is not None for slot in loop.slots):
         for slot in range(SLOTS):
             if loop.slots[slot].request is None and waiting:
@@ -117,7 +129,8 @@ def answers(engine: Engine) -> list[list[int]]:
                 loop.admit(slot, asked)
         for event in loop.step():
             assert isinstance(event, Progress)
-            found[running[event.slot]] += event.token_ids
+            reported = [token.logprob for token in event.logprobs]
+            found[running[event.slot]] += [(token,) for token in event.token_ids] + [(value,) for value in reported]
     return found
 
 
