@@ -161,7 +161,7 @@ def test_structured_answers_are_valid_and_the_same_without_the_drafter(decoder: 
         if plain.finish_reason == "stop":
             complete += 1
             jsonschema.Draft202012Validator(schema).validate(json.loads(plain.text))
-    assert complete >= 6  # of 8; the others were still writing
+    assert complete >= 4  # of 8; the others may still have been writing
 
 
 def questions(bundle: Bundle) -> list[list[int]]:
