@@ -58,7 +58,7 @@ class CostTable:
     @classmethod
     def from_json(cls, fields: dict[str, Any]) -> Self:
         """Raises ValueError, KeyError or TypeError when `fields` are not a whole table."""
-        axes = {name: tuple(int(n) for n in fields[name]) for name in ("slots", "lengths", "block_sizes")}
+        axes: Any = {name: tuple(int(n) for n in fields[name]) for name in ("slots", "lengths", "block_sizes")}
         shape = tuple(len(axis) for axis in axes.values())
         times = {name: np.array(fields[name], np.float64) for name in _PARTS}
         if any(part.shape != shape or not (part >= 0).all() for part in times.values()):

@@ -44,6 +44,7 @@ def loop(engine: DeviceEngine) -> Iterator[DecodeLoop]:
 def test_the_answer_is_the_plain_loops(loop: DecodeLoop, request: Request) -> None:
     events = list(loop.run(0, request))
     assert answer(events) == expected(request)
+    assert request.block_size is not None
     lengths = [event.acceptance_length or 0 for event in events][1:]
     if all(len(request.tokens) + sum(lengths[: i + 1]) <= MAX_LEN for i in range(len(lengths))):
         assert lengths == acceptance_lengths(list(request.tokens), len(answer(events)[0]), request.block_size)

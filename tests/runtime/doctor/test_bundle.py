@@ -203,7 +203,7 @@ def test_a_damaged_bundle_is_a_finding(tiny_bundle: Path, tmp_path: Path) -> Non
 
 def test_a_drafter_that_costs_more_than_it_gains() -> None:
     costs = CostTable(slots=(1,), lengths=(64,), block_sizes=(1, 2, 4), draft=(((0.0, 1.0, 1.0),),),
-                      verify=(((10.0, 11.0, 14.0),),))  # fmt: skip
+                      target=(((9.0, 10.0, 13.0),),), accept=(((1.0, 1.0, 1.0),),))  # fmt: skip
     good, poor = Tally(passes=Counter({(4, 4): 9, (4, 1): 1})), Tally(passes=Counter({(4, 1): 10}))
     assert expected_ratios(costs, poor) == {2: pytest.approx(10 / 12), 4: pytest.approx(10 / 15)}
     assert judge_payoff(expected_ratios(costs, poor)).verdict is Verdict.WARNING
