@@ -18,6 +18,7 @@ def pytest_configure() -> None:
     """Give each worker a core of its own: torch and ONNX Runtime size their thread pools by it. No time limits."""
     settings.register_profile("any machine", deadline=None)  # a busy machine is not a fault of the code
     settings.load_profile("any machine")
+    os.environ["DFLASH_CACHE"] = str(BUILD / "test" / "cache")  # not the user's
     worker = os.environ.get("PYTEST_XDIST_WORKER", "")
     cores = sorted(os.sched_getaffinity(0))
     if worker.startswith("gw"):

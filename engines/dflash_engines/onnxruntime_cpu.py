@@ -8,6 +8,7 @@ import os
 from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 import onnx
@@ -18,7 +19,7 @@ from onnx import ModelProto, TensorProto, ValueInfoProto
 from onnx.external_data_helper import uses_external_data
 from onnxruntime.capi import onnxruntime_pybind11_state as ort_errors
 
-from dflash_engines import contract
+from dflash_engines import contract, golden
 from dflash_engines.backend import Buffers, Options, Run
 from dflash_engines.bundle import Bundle
 from dflash_engines.contract import Dtype, Found, Program
@@ -26,6 +27,7 @@ from dflash_engines.engine import Engine
 from dflash_engines.errors import BundleError, EngineError
 from dflash_engines.host_engine import HostEngine, declared_programs, host_limits
 from dflash_engines.lowerings.live_length import live_length
+from dflash_engines.proofs import Proof, Setting, processor, prove
 from dflash_engines.whole_number import whole_number
 
 PROVIDER = "CPUExecutionProvider"
@@ -53,7 +55,19 @@ def load(bundle: Bundle, options: Options) -> Engine:
             "export the pair with --precision fp32, fp16, int8 or int4"
         )
     limits = host_limits(bundle, options)
-    return HostEngine(bundle, OnnxRuntimePrograms(bundle, options), limits)
+    programs = OnnxRuntimePrograms(bundle, options)
+    if bundle.has(golden.FILE):
+        setting = Setting(bundle=bundle, backend="onnxruntime", version=ort.__version__, device=processor())
+        prove(setting, lambda: _run_golden(bundle, programs))
+    return HostEngine(bundle, programs, limits)
+
+
+def _run_golden(bundle: Bundle, programs: "OnnxRuntimePrograms") -> Proof:
+    """Once on each machine, over caches of their own."""
+    begin, declared = perf_counter(), declared_programs(bundle.manifest)
+    runner = golden.Runner(programs, declared, bundle.manifest.limits)
+    largest = golden.check(golden.Golden.load(bundle.file(golden.FILE)), runner)
+    return Proof(variant="", largest_deviation=largest, seconds=perf_counter() - begin)
 
 
 class OnnxRuntimePrograms:
