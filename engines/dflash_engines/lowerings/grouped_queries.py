@@ -22,7 +22,8 @@ Constants = dict[str, NDArray[np.generic]]
 def grouped_queries(model: ModelProto) -> ModelProto:
     """A copy of `model` whose Attentions have scale 1 and as many query heads as key heads.
 
-    Queries [B,Hq,S,D] become [B,Hkv,G·S,D] with G = Hq / Hkv, and a mask [B,1,S,M] is repeated G times.
+    Queries [B,Hq,S,D] become [B,Hkv,G·S,D] with G = Hq / Hkv, and a mask [B,1,S,M] is repeated G times: as numbers to
+    add, since the compiler gives up on a boolean one whose S is not fixed ("more than one op named …iota").
     """
     lowered = ModelProto()
     lowered.CopyFrom(model)
@@ -63,17 +64,29 @@ def _grouped(
     constants[factor] = np.array(scale, _NUMPY[cache.elem_type])
     scaled, grouped, attended = f"{result}/scaled", f"{result}/query", f"{result}/grouped"
     nodes = [helper.make_node("Mul", [query, factor], [scaled], name=scaled)]
-    if (mask, heads // kv_heads) not in masks:
-        masks[mask, heads // kv_heads] = f"{mask}/{heads // kv_heads}"
-        repeated = [mask] * (heads // kv_heads)
-        nodes.append(helper.make_node("Concat", repeated, [f"{mask}/{len(repeated)}"], name=f"{mask}/repeat", axis=2))
-    inputs = [grouped, key, value, masks[mask, heads // kv_heads]]
+    group = heads // kv_heads
+    if (mask, group) not in masks:
+        masks[mask, group] = f"{mask}/{group}"
+        nodes.extend(_repeated(mask, group, masks[mask, group], _NUMPY[cache.elem_type], constants))
+    inputs = [grouped, key, value, masks[mask, group]]
     return [
         *nodes,
         _reshape(scaled, grouped, [0, kv_heads, -1, head_dim], constants),
         helper.make_node("Attention", inputs, [attended], name=node.name, scale=1.0),
         _reshape(attended, result, [0, heads, -1, head_dim], constants),
     ]
+
+
+def _repeated(
+    mask: str, group: int, result: str, dtype: type[np.generic], constants: Constants
+) -> tuple[NodeProto, NodeProto]:
+    """[B,1,G·S,M]: 0 where the mask is true, else minus infinity."""
+    constants["mask/seen"], constants["mask/hidden"] = np.array(0, dtype), np.array(-np.inf, dtype)
+    added = f"{result}/added"
+    return (
+        helper.make_node("Where", [mask, "mask/seen", "mask/hidden"], [added], name=added),
+        helper.make_node("Concat", [added] * group, [result], name=f"{result}/repeat", axis=2),
+    )
 
 
 def _reshape(source: str, result: str, shape: list[int], constants: Constants) -> NodeProto:

@@ -150,6 +150,7 @@ def _build_engine(
     library, begin = planned.library, perf_counter()
     name = engine_name(library.backend, program.name, attention)
     log = kept_log(library.trt)
+    log.clear()
     model = lowered(planned.models[program.name], planned.limits, attention)
     with watched() as peak:
         builder = library.trt.Builder(log)
