@@ -12,6 +12,7 @@ import tempfile
 from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from time import time
 
 from dflash_engines.bundle import Bundle
 from dflash_engines.contract import Limits
@@ -19,7 +20,8 @@ from dflash_engines.engine import Engine
 from dflash_runtime.cost_table import CostTable, measure
 
 FOLDER_VARIABLE = "DFLASH_CACHE_DIR"
-_FORMAT = 1  # of the files; part of their names' hash
+FRESH_SECONDS = 7 * 24 * 3600.0  # a table may have been made in a busy hour: it isn't kept for ever
+_FORMAT = 2  # of the files; part of their names' hash
 _RUNTIMES = ("onnxruntime", "onnxruntime-gpu", "tensorrt", "tensorrt_rtx", "torch")
 _log = logging.getLogger(__name__)
 
@@ -80,6 +82,8 @@ def _processor() -> str:
 
 def _read(file: Path, block_sizes: tuple[int, ...]) -> CostTable | None:
     try:
+        if time() - file.stat().st_mtime > FRESH_SECONDS:
+            return None
         table = CostTable.from_json(json.loads(file.read_bytes()))
         if table.block_sizes != block_sizes:
             raise ValueError(f"block sizes {table.block_sizes}, wanted {block_sizes}")

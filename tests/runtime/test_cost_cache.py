@@ -1,4 +1,5 @@
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -69,6 +70,14 @@ def test_a_spoilt_file_is_measured_over(
     costs(engine)
     assert len(measurements) == 2
     assert costs(engine) == measurements[1]
+    assert len(measurements) == 2
+
+
+def test_an_old_table_is_measured_over(engine: Engine, measurements: list[CostTable], tmp_path: Path) -> None:
+    costs(engine)
+    os.utime(stored(tmp_path)[0], (0, 0))
+    costs(engine)
+    costs(engine)
     assert len(measurements) == 2
 
 
