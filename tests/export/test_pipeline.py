@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
 
 from dflash_engines import golden
-from dflash_engines.backend import Options
+from dflash_engines.backend import Options, load_engine
 from dflash_engines.bundle import Bundle
 from dflash_engines.contract import Limits
 from dflash_engines.errors import CheckpointError, EngineError
@@ -125,6 +125,19 @@ def test_golden_cases_catch_a_wrong_lowering(export_pair: ExportPair, monkeypatc
     for lowering in ("scale halved", "mask dropped"):
         with pytest.raises(EngineError, match="golden case"):
             worst(lowering)
+
+
+def test_the_first_load_on_a_machine_refuses_a_wrong_lowering(
+    export_pair: ExportPair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bundle = export_pair(LLAMA)[2]
+    monkeypatch.setenv("DFLASH_CACHE", str(tmp_path))
+    with monkeypatch.context() as planted:
+        planted.setattr("dflash_engines.onnxruntime_cpu.live_length", _scale_halved)
+        with pytest.raises(EngineError, match="golden case"):
+            load_engine(bundle, "onnxruntime", Options())
+    load_engine(bundle, "onnxruntime", Options())
+    assert len(list((tmp_path / "proofs").iterdir())) == 1
 
 
 def _none(model: onnx.ModelProto) -> onnx.ModelProto:

@@ -47,13 +47,14 @@ def run(program: ModelProto, inputs: Arrays) -> list[NDArray[Any]]:
 
 def attention_model(scale: float | None, softcap: float) -> ModelProto:
     """One layer: new rows are written to caches, and attended to under a mask."""
-    given = {} if scale is None else {"scale": scale}
     nodes = [
         helper.make_node("TensorScatter", ["key", "new_k", "start"], ["new_key"], axis=2, mode="linear"),
         helper.make_node("TensorScatter", ["value", "new_v", "start"], ["new_value"], axis=2, mode="linear"),
         helper.make_node("Attention", ["query", "new_key", "new_value", "mask"], ["out"], name="attention",
-                         softcap=softcap, **given),
+                         softcap=softcap),
     ]  # fmt: skip
+    if scale is not None:
+        nodes[-1].attribute.append(helper.make_attribute("scale", scale))
     real, cache = TensorProto.FLOAT, (TensorProto.FLOAT, ["B", KV_HEADS, "M", HEAD_DIM])
     rows, queries = (real, ["B", KV_HEADS, "S", HEAD_DIM]), (real, ["B", HEADS, "S", HEAD_DIM])
     inputs = {"query": queries, "new_k": rows, "new_v": rows, "start": (TensorProto.INT64, ["B"]),
