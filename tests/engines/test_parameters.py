@@ -61,7 +61,8 @@ def test_whole_numbers_of_numpy_become_pythons(kind: Any) -> None:
     found = SamplingParameters(top_k=kind(5), seed=kind(6), controls=Controls(min_tokens=kind(7), logprobs=kind(8)))
     numbers = (found.top_k, found.seed, found.controls.min_tokens, found.controls.logprobs)
     assert numbers == (5, 6, 7, 8) and {type(number) for number in numbers} == {int}
-    assert SamplingParameters(seed=np.uint64(MAX_SEED)).seed == MAX_SEED
+    largest: Any = np.uint64(MAX_SEED)
+    assert SamplingParameters(seed=largest).seed == MAX_SEED
 
 
 @pytest.mark.parametrize(
