@@ -30,5 +30,5 @@ def healthy() -> Healthy:
         target=target,
         tokenizer=tokenizer,
         drafter=load_drafter(DRAFTER, DrafterConfig.from_folder(DRAFTER)),
-        answers=write_answers(target, prompts, 64),
+        answers=write_answers(target, prompts, 48),
     )

@@ -25,7 +25,7 @@ class Scripted:
 def measured(*systems: Scripted) -> list[tuple[str, dict[str, tuple[int, float | None]]]]:
     answered = answer_all(systems, PROMPTS, new_tokens=8, repeats=2, told=lambda _: None)
     return [
-        (found.set_name, {s.system: (s.equal, s.over_plain and s.over_plain.median) for s in found.systems})
+        (found.set_name, {s.system: (s.equal, s.over_plain.median if s.over_plain else None) for s in found.systems})
         for found in by_set(answered)
     ]
 
