@@ -130,7 +130,10 @@ def main(
     names = [name.strip() for name in formats.split(";")]
     if strange := [name for name in names if name not in FORMATS]:
         raise typer.BadParameter(f"{strange[0]!r} is none of {'; '.join(FORMATS)}", param_hint="--formats")
-    found = list(rows(Bundle.open(bundle), names, prompts, new_tokens, repeats))
+    found = []
+    for row in rows(Bundle.open(bundle), names, prompts, new_tokens, repeats):
+        found.append(row)
+        Console(stderr=True, width=160).print(table(found))  # so far: the rest takes minutes
     if as_json:
         fields = {name: one.model_dump() | {"plain_speed": s and s.plain, "drafted_speed": s and s.drafted}
                   for name, one, s in found}  # fmt: skip
