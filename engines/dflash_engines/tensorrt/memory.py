@@ -17,6 +17,7 @@ from dflash_engines.errors import EngineError
 _GB = 1e9
 _WEIGHTS = "weights of"
 _SMALLEST = 4096  # bytes; accept has a few constants and no weights
+_MASK = 4  # bytes of a column in a row's masks, about
 _LIVE = 6  # activations of the widest product that are alive together, about
 
 
@@ -103,7 +104,7 @@ def _twice(places: Iterable[Mapping[_Place, int]]) -> int:
 def _scratch(models: Mapping[str, ModelProto], limits: Limits) -> int:
     """The largest call's rows, each with some fp32 activations of the widest product and a mask of all columns."""
     rows = max(limits.prefill_chunk, limits.max_batch * max(limits.block_sizes))
-    return max(rows * (4 * _LIVE * _widest(m.graph) + 9 * limits.cache_rows) for m in models.values())
+    return max(rows * (4 * _LIVE * _widest(m.graph) + _MASK * limits.cache_rows) for m in models.values())
 
 
 def _widest(graph: GraphProto) -> int:
