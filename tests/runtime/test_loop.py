@@ -78,6 +78,7 @@ def test_acceptance_lengths_are_those_of_fresh_caches(loop: DecodeLoop, request:
     count = len(answer(events)[0])
     lengths = [event.acceptance_length for event in events]
     assert lengths[0] is None
+    assert request.block_size is not None
     wanted = acceptance_lengths(list(request.tokens), count, request.block_size)
     end = MAX_LEN - len(request.tokens)  # rows beyond the context are never anybody's context
     safe = sum(1 for i in range(len(wanted)) if sum(wanted[: i + 1]) <= end)
