@@ -195,7 +195,7 @@ def test_a_dropped_iterator_frees_its_slot_and_leaves_right_rows(loop: DecodeLoo
         events = loop.run(0, asked)
         for _ in range(steps):
             next(events)
-        events.close()  # type: ignore[attr-defined]
+        events.close()
         assert answer(list(loop.run(0, asked))) == expected(asked)
 
 
@@ -213,7 +213,7 @@ def test_a_finished_iterator_that_is_closed_late_does_not_end_the_next_request(l
     asked = request([6], max_new_tokens=20)
     events = loop.run(0, asked)
     seen = [next(events)]
-    finished.close()  # type: ignore[attr-defined]
+    finished.close()
     assert answer(seen + list(events)) == expected(asked)
 
 
@@ -295,8 +295,8 @@ def test_slots_stepped_one_by_one_get_what_they_get_together(loop: DecodeLoop) -
     rounds = 0
     while any(slot.request is not None for slot in loop.slots):
         found = loop.step() if rounds % 3 else loop.prefill()
-        for slot in [slot for slot in loop.slots if slot.decoding and not rounds % 3]:
-            found += loop.decode_alone(slot.index)
+        for index in [slot.index for slot in loop.slots if slot.decoding and not rounds % 3]:
+            found += loop.decode_alone(index)
         for event in found:
             assert isinstance(event, Progress)
             events[event.slot].append(event)
