@@ -111,6 +111,8 @@ async def steps_of(streams: Sequence[AsyncAnswerStream]) -> AsyncGenerator[tuple
             stream.cancel()
         for task in waiting:
             task.cancel()
+            if task.done() and not task.cancelled():
+                task.exception()  # seen: one error ends all
 
 
 async def _next(stream: AsyncAnswerStream) -> Step | None:

@@ -1,5 +1,6 @@
 """What is refused, with which status and words; every error in OpenAI's form, and no stack trace anywhere."""
 
+import gc
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -196,6 +197,17 @@ def test_a_backend_that_dies_in_the_midst_of_a_stream_ends_it_with_an_error(serv
     assert '"the parrot has died"' in text.splitlines()[-2]
     assert server.say(f"hello{FAULTY}").status_code == 500
     assert server.say("hi").json()["choices"][0]["message"]["content"] == "hi"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_choices_that_fail_together_make_no_noise(
+    server: Running, caplog: pytest.LogCaptureFixture, stream: bool
+) -> None:
+    server.say(f"hello{FAULTY}", n=3, stream=stream)
+    until(lambda: server.idle)
+    server.say("hi")
+    gc.collect()
+    assert not [record for record in caplog.records if record.name == "asyncio"]
 
 
 def test_a_deadline_is_a_504(slow: Running) -> None:

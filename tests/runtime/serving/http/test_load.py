@@ -59,10 +59,6 @@ def check(client: openai.OpenAI, decoder: Decoder, count: int) -> None:
     assert answers == alone
 
 
-def test_twenty_requests_at_once(client: openai.OpenAI, tiny_decoder: Decoder) -> None:
-    check(client, tiny_decoder, 20)
-
-
 @pytest.mark.slow
 def test_two_hundred_requests_at_once(client: openai.OpenAI, tiny_decoder: Decoder) -> None:
     check(client, tiny_decoder, 200)

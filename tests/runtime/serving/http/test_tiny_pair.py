@@ -15,6 +15,7 @@ from pydantic import BaseModel, SecretStr
 
 from dflash_runtime.decoder import Decoder
 from tests.models.tiny_pair import held_back_questions
+from tests.runtime.serving.http.test_load import check
 
 QUESTIONS = held_back_questions()
 
@@ -36,6 +37,10 @@ def test_answers_are_the_librarys(client: openai.OpenAI, tiny_decoder: Decoder) 
         assert answer.choices[0].message.content == expected.text
         assert answer.usage is not None
         assert answer.usage.completion_tokens == len(expected.token_ids)
+
+
+def test_many_mixed_requests_at_once(client: openai.OpenAI, tiny_decoder: Decoder) -> None:
+    check(client, tiny_decoder, 20)
 
 
 def test_a_seed_gives_the_same_answer_alone_and_in_company(client: openai.OpenAI, tiny_decoder: Decoder) -> None:
