@@ -160,11 +160,18 @@ def _build_engine(
         _serialise(planned, builder, parsed, config, log, folder / name)
     found = networks.census(library, parsed.network)
     return EngineRecord(
-        file=name, program=program.name, attention=attention, bytes=(folder / name).stat().st_size,
-        weight_bytes=memory_table({program.name: model}, (program,), planned.limits).weights, host_bytes=peak.nbytes,
-        seconds=round(perf_counter() - begin, 1), attentions=found.attentions, cache_updates=found.cache_updates,
+        file=name,
+        program=program.name,
+        attention=attention,
+        bytes=(folder / name).stat().st_size,
+        weight_bytes=memory_table({program.name: model}, (program,), planned.limits).weights,
+        seconds=round(perf_counter() - begin, 1),
+        host_bytes=peak.nbytes,
+        attentions=found.attentions,
+        cache_updates=found.cache_updates,
+        plugins=found.plugins,
         decomposable=decomposable,
-    )  # fmt: skip
+    )
 
 
 def lowered(model: ModelProto, limits: Limits, attention: Attention | None) -> ModelProto:

@@ -39,6 +39,7 @@ class EngineRecord(_Record):
     host_bytes: int  # host memory at the build's peak, beside the mapped weights
     attentions: int  # fused ones, in the network it was built from
     cache_updates: int
+    plugins: int  # none, ever: standard operators only
     decomposable: bool  # attention may run as several kernels: fp32 only
 
 

@@ -34,7 +34,8 @@ def record(file: str) -> EngineRecord:
     attends = "grouped" in file
     return EngineRecord(
         file=file, program=file.split(".")[1], attention="grouped" if attends else None, bytes=len(CONTENTS[file]),
-        weight_bytes=0, seconds=1.0, host_bytes=1, attentions=int(attends), cache_updates=2, decomposable=False,
+        weight_bytes=0, seconds=1.0, host_bytes=1, attentions=int(attends), cache_updates=2, plugins=0,
+        decomposable=False,
     )  # fmt: skip
 
 
