@@ -10,6 +10,7 @@ from dflash_engines.bundle import Bundle
 from dflash_engines.device.device import Event
 from dflash_engines.device.engine import DeviceEngine
 from dflash_engines.device.host import HostDevice
+from dflash_engines.device.layout import sizes
 from dflash_engines.device.watchdog import Watchdog
 from dflash_engines.errors import CaptureError, DeviceError, EngineError
 from tests.engines.device.on_host import device_engine
@@ -79,6 +80,49 @@ def test_what_was_launched_before_a_slot_was_placed_anew_is_not_its_business(eng
     assert tokens == plain_tokens([90, 91], 1 + len(tokens))[1:]
 
 
+def test_a_parked_slot_writes_no_row_of_the_next_prompt(engine: DeviceEngine) -> None:
+    """It is prefilled chunk by chunk while the others decode."""
+    start(engine, 0, PROMPT)
+    others = [start(engine, 1, [90, 91])]
+    prompt = [11 * i % 250 for i in range(30)]
+    engine.launch(BLOCK_SIZE)
+    others += gained(engine, 1)
+    engine.park(0)
+    for begin in range(0, 25, 5):
+        engine.prefill(0, prompt[begin : begin + 5], begin)
+        engine.launch(BLOCK_SIZE)
+        others += gained(engine, 1)
+    anchor = int(engine.finish_prefill(0, prompt[25:], 25).sampled[0, 0])
+    engine.place(0, anchor, 30, MAX_LEN)
+    engine.launch(BLOCK_SIZE)
+    tokens = [anchor, *gained(engine)]
+    assert tokens == plain_tokens(prompt, len(tokens))
+    assert others == plain_tokens([90, 91], len(others))
+
+
+def test_an_idle_slot_attends_to_one_row_and_writes_behind_the_context(engine: DeviceEngine) -> None:
+    start(engine, 2, PROMPT)
+    engine._ready(BLOCK_SIZE, split=False)  # all but the launch, after which the device knows by itself
+    engine.device.synchronize()
+    arrays = engine.arena.iteration_arrays("draft", sizes(engine.limits, slots=3, rows_in=6, rows_out=6))
+    device = engine.device
+    assert isinstance(device, HostDevice)
+    assert device.view(arrays["length"])[:2].tolist() == [1, 1]
+    assert device.view(arrays["start"])[:2].tolist() == [MAX_LEN, MAX_LEN]
+
+
+def test_after_a_discard_slots_go_on_from_what_was_collected(engine: DeviceEngine) -> None:
+    tokens = [start(engine, 0, PROMPT)]
+    engine.launch(BLOCK_SIZE)
+    engine.launch(BLOCK_SIZE)
+    tokens += gained(engine)
+    engine.discard()
+    for _ in range(3):
+        engine.launch(BLOCK_SIZE)
+        tokens += gained(engine)
+    assert tokens == plain_tokens(PROMPT, len(tokens))
+
+
 @pytest.mark.parametrize(
     ("misuse", "message"),
     [
@@ -110,6 +154,8 @@ def test_time_goes_to_the_programs(engine: DeviceEngine) -> None:
 def test_warming_records_every_shape_and_leaves_slots_alone(bundle: Bundle) -> None:
     engine = device_engine(bundle, slots=2, batches=(2,))
     tokens = [start(engine, 1, PROMPT)]
+    engine.launch(BLOCK_SIZE)
+    tokens += gained(engine, 1)
     engine.warm(["accept"])
     assert engine.counts.captures == 2  # the block size, and plain decoding
     engine.launch(BLOCK_SIZE)
