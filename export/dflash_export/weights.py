@@ -45,7 +45,7 @@ class WeightFile:
                 continue
             offset, length = self.place(_content(tensor))
             value.const_value = ir.ExternalTensor(
-                FILE, offset, length, tensor.dtype, shape=tensor.shape, name=value.name or "",
+                FILE, offset, length, tensor.dtype, shape=ir.Shape(tensor.shape.numpy()), name=value.name or "",
                 base_dir=self._path.parent,
             )  # fmt: skip
             advance(length)

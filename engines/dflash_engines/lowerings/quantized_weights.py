@@ -83,7 +83,8 @@ def _int4_weight(graph: ir.Graph, node: ir.Node, weight: Weights, block: int) ->
 def _clipped(blocks: Weights) -> Weights:
     """The magnitude [K / block, N] to clip each block at: what rounds its weights with the smallest squared error."""
     largest = np.abs(blocks).max(1)
-    best, least = largest, np.full(largest.shape, np.inf)
+    best: Weights = largest
+    least = np.full(largest.shape, np.inf)
     for share in _CLIPS:
         scale = np.maximum(largest * np.float32(share) / _INT4_STEPS, np.finfo(np.float32).tiny)
         error = np.square(_rounded(blocks, scale) * scale[:, None] - blocks).sum(1)
