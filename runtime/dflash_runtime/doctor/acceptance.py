@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import replace
 
-from dflash_engines.finding import Finding, ok, skipped, warning
+from dflash_engines.finding import Finding, Verdict, ok, skipped, warning
 from dflash_engines.signature import FEWEST_PASSES, judge
 from dflash_runtime.bench.sweeps import context_text
 from dflash_runtime.bench.tally import Tally
@@ -29,7 +29,10 @@ def examine_acceptance(patient: Patient) -> list[Finding]:
     """By position, against the healthy signature."""
     found = patient.acceptance([patient.prompt(question) for question in patient.questions])
     curve = [(float(i), share) for i, share in enumerate(found.conditional, 1)]
-    return [replace(judge(found.conditional, found.count), curves={"kept where all before were": curve})]
+    finding = replace(judge(found.conditional, found.count), curves={"kept where all before were": curve})
+    if finding.verdict in (Verdict.OK, Verdict.SKIPPED):
+        return [finding]
+    return [replace(finding, fix=f"{finding.fix}. dflash-doctor TARGET DRAFTER tries other settings")]
 
 
 def examine_template(patient: Patient) -> list[Finding]:
@@ -70,9 +73,7 @@ def _thinking_prompts(patient: Patient) -> dict[str, list[Prompt]]:
 def examine_languages(patient: Patient) -> list[Finding]:
     """The same question in several languages."""
     found = {name: patient.acceptance([patient.prompt(question)]) for name, question in LANGUAGES.items()}
-    return [
-        _compared("languages", found, "English", "drafting gains less there; train on such answers too")
-    ]
+    return [_compared("languages", found, "English", "drafting gains less there; train on such answers too")]
 
 
 def examine_context(patient: Patient) -> list[Finding]:

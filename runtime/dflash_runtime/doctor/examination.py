@@ -76,7 +76,7 @@ def examine_bundle(
     findings: list[Finding] = []
     for name, check in CHECKS.items():
         told(name)
-        findings += _guarded(name, lambda check=check: check(patient))  # type: ignore[misc]
+        findings += _guarded(name, check, patient)
     return Examination(about=here, subject=str(path), findings=tuple(findings))
 
 
@@ -93,10 +93,10 @@ def _patient(path: Path, questions: Sequence[str], new_tokens: int, backend: str
     )
 
 
-def _guarded(name: str, check: Callable[[], list[Finding]]) -> list[Finding]:
+def _guarded(name: str, check: Check, patient: Patient) -> list[Finding]:
     """An engine that fails in one check is a finding of that check; the others go on."""
     try:
-        return check()
+        return check(patient)
     except DflashError as e:
         return [fault(name, str(e), "see the message; other lines may tell more")]
 
@@ -106,9 +106,12 @@ def examine_checkpoints(
 ) -> Examination:
     """A target and a drafter. Raises RequestError without PyTorch, CheckpointError where nothing is found."""
     here = about()
-    points = list(entry_points(group=ENTRY_POINT_GROUP, name="checkpoints"))
-    if not points:
-        raise RequestError("examining checkpoints needs PyTorch: pip install 'dflash-trt[export]'")
-    examine: Callable[[str, str, Sequence[str], int, Told], list[Finding]] = points[0].load()
+    (point,) = entry_points(group=ENTRY_POINT_GROUP, name="checkpoints")
+    try:
+        examine: Callable[[str, str, Sequence[str], int, Told], list[Finding]] = point.load()
+    except ModuleNotFoundError as e:
+        if e.name is None or e.name.startswith("dflash_"):
+            raise
+        raise RequestError(f"examining checkpoints needs {e.name!r}: pip install 'dflash-trt[export]'") from e
     findings = examine(target, drafter, questions, new_tokens, told)
     return Examination(about=here, subject=f"{target} with {drafter}", findings=tuple(findings))

@@ -28,9 +28,7 @@ def examine_golden(patient: Patient) -> list[Finding]:
     manifest, cases = patient.bundle.manifest, golden.Golden.load(patient.bundle.file(golden.FILE))
     runner = Runner(patient.programs, declared_programs(manifest), manifest.limits)
     if strange := {call.program for call in cases.calls} - set(runner.arena.programs):
-        return [
-            warning("golden cases", f"they call {min(strange)!r}, gone in this release", "export it again")
-        ]
+        return [warning("golden cases", f"they call {min(strange)!r}, gone in this release", "export it again")]
     try:
         off = golden.check(cases, runner)
     except EngineError as e:

@@ -66,11 +66,13 @@ class Patient:
 
 def load_oracle(bundle: Bundle) -> tuple[Programs | None, str]:
     """The bundle's programs in PyTorch, or why they can't be had."""
-    points = entry_points(group=ENTRY_POINT_GROUP, name="oracle")
+    (point,) = entry_points(group=ENTRY_POINT_GROUP, name="oracle")
     try:
-        load: Callable[[Bundle], Programs] = next(iter(points)).load()
+        load: Callable[[Bundle], Programs] = point.load()
         return load(bundle), ""
-    except (StopIteration, ModuleNotFoundError):
-        return None, "needs PyTorch: pip install 'dflash-trt[export]'"
+    except ModuleNotFoundError as e:
+        if e.name is None or e.name.startswith("dflash_"):
+            raise
+        return None, f"needs {e.name!r}: pip install 'dflash-trt[export]'"
     except (CheckpointError, EngineError) as e:
         return None, f"needs the checkpoints that the bundle was made from: {e}"

@@ -25,10 +25,10 @@ class Healthy:
 @pytest.fixture(scope="session")
 def healthy() -> Healthy:
     target, tokenizer = load_target(TARGET), load_tokenizer(TARGET)
-    prompts = [as_prompt(tokenizer, question) for question in held_back_questions()[:8]]
+    prompts = [as_prompt(tokenizer, question) for question in held_back_questions()[:6]]
     return Healthy(
         target=target,
         tokenizer=tokenizer,
         drafter=load_drafter(DRAFTER, DrafterConfig.from_folder(DRAFTER)),
-        answers=write_answers(target, prompts, 48),
+        answers=write_answers(target, prompts, 64),
     )
