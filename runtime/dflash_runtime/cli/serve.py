@@ -9,9 +9,6 @@ import typer
 from dflash_engines.backend import Options
 from dflash_engines.command import run_command
 from dflash_runtime.serving.concurrent_decoder import DEFAULT_QUEUE_SIZE, DEFAULT_SLOTS, DEFAULT_TARGET_GAP
-from dflash_runtime.serving.http.loading import load
-from dflash_runtime.serving.http.server import listen, serve
-from dflash_runtime.serving.http.service import Service
 from dflash_runtime.serving.http.settings import Settings
 
 app = typer.Typer(add_completion=False, rich_markup_mode="rich")
@@ -75,6 +72,11 @@ def serve_bundle(
 
     0 ended by SIGTERM or Ctrl-C; 1 the engine failed; 2 bad input
     """
+    # Packages of the extra that not everybody has: `run_command` names it.
+    from dflash_runtime.serving.http.loading import load
+    from dflash_runtime.serving.http.server import listen, serve
+    from dflash_runtime.serving.http.service import Service
+
     settings = Settings(
         model=model or bundle.resolve().name,
         api_keys=tuple(api_key or ()),

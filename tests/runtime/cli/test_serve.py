@@ -122,3 +122,13 @@ def test_a_port_that_is_taken(folder: Path, ending: Ending) -> None:
 @pytest.mark.parametrize("arguments", [["--slots", "0"], ["--port", "70000"], ["--target-gap-ms", "0"]])
 def test_options_that_make_no_sense(folder: Path, arguments: list[str], ending: Ending) -> None:
     assert ending(str(folder), *arguments)[0] == 2
+
+
+@pytest.mark.parametrize("package", ["fastapi", "uvicorn"])
+def test_a_package_that_is_missing_is_named_with_its_extra(folder: Path, package: str) -> None:
+    code = f"import sys; sys.modules[{package!r}] = None; from dflash_runtime.cli.serve import main; main()"
+    command = [sys.executable, "-c", code, str(folder)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert ended.returncode == 2
+    assert f"needs the package '{package}'" in ended.stderr
+    assert "pip install 'dflash-trt[serve]'" in ended.stderr
