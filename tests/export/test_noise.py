@@ -80,6 +80,63 @@ def test_sums_of_neighbours_show_no_hidden_relation() -> None:
     assert abs(chi_square(np.histogram(mixed, BINS, (0, 1))[0])) < 4.5
 
 
+def test_triples_fill_the_cube() -> None:
+    """In ids, positions and seeds, one after the other: planes, as of a linear congruence, leave parts empty."""
+    values = drawn(list(range(40)), list(range(40)), 40)
+    for axis in range(3):
+        along = np.moveaxis(values, axis, -1)
+        triples = np.stack([along[..., i : i - 2 or None].ravel() for i in range(3)], axis=1)
+        counts = np.histogramdd(triples, bins=8, range=[(0, 1)] * 3)[0].astype(np.int64)
+        assert abs(chi_square(counts.ravel())) < 4.5
+
+
+def test_the_first_draws_of_seeds_that_follow_each_other_are_uniform_and_independent() -> None:
+    """As of somebody who asks with seeds 0, 1, 2, …"""
+    count = 200_000
+    found = noise.draws(torch.arange(count), torch.full((count, 1), 17), torch.tensor([5]))
+    values = (found.double().numpy().ravel() + 0.5) / noise.PRIME
+    assert abs(chi_square(np.histogram(values, BINS, (0, 1))[0])) < 4.5
+    for distance in (1, 2, 64, 1000):
+        assert abs(pairs_chi_square(values[:-distance], values[distance:])) < 4.5
+
+
+def test_every_bit_of_seed_and_position_turns_half_of_the_bits() -> None:
+    random, ids = np.random.default_rng(6), torch.arange(16)
+    seeds, positions = random.integers(0, MAX_SEED, 300), random.integers(0, 2**30, 300)
+    before = noise.draws(torch.from_numpy(seeds), torch.from_numpy(positions)[:, None], ids)
+    flips = [(1 << bit, 0) for bit in range(60)] + [(0, 1 << bit) for bit in range(30)]
+    for seed_bit, position_bit in flips:
+        at = torch.from_numpy(positions ^ position_bit)[:, None]
+        turned = (before ^ noise.draws(torch.from_numpy(seeds ^ seed_bit), at, ids)).numpy().ravel()
+        share = (turned[:, None] >> np.arange(30) & 1).mean(0)
+        assert np.abs(share - 0.5).max() < 5.5 * 0.5 / np.sqrt(turned.size), (seed_bit, position_bit)
+
+
+def test_no_two_places_share_their_noise() -> None:
+    """No period in positions, no pair of seeds that is the same."""
+    seeds = torch.tensor([0, 1, 2, 2**30, 2**30 + 1, MAX_SEED])
+    found = noise.coefficients(seeds, torch.arange(20_000).expand(len(seeds), -1)).reshape(-1, noise.INDEPENDENT)
+    assert len(np.unique(found.numpy(), axis=0)) == len(found)
+
+
+def test_a_seed_is_no_other_seed_shifted() -> None:
+    """Streams of a counter that seed and position are added to would overlap."""
+    values = drawn([0, 1, 2, 2**30], list(range(128)), 256)
+    for first, second in itertools.permutations(range(4), 2):
+        for shift in (1, 2, 3):
+            assert abs(pairs_chi_square(values[first, shift:], values[second, :-shift])) < 5
+
+
+def test_the_ends_are_never_reached() -> None:
+    ends = torch.tensor([0, noise.PRIME - 1])
+    uniform = (ends.double() + 0.5) / noise.PRIME
+    assert 0 < uniform[0] and uniform[1] < 1
+    found = noise.exponentials(ends)
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found.double(), -torch.log1p(-uniform), rtol=1e-6, atol=0)
+    assert torch.isfinite(1e-38 / found).all() and (1e-18 / found > 0).all()  # the race divides by it
+
+
 def test_the_test_sees_a_weak_generator() -> None:
     """A plain linear congruence of seed, position and id fails what ours passes."""
     ids, positions = np.arange(512), np.arange(128)[:, None]
