@@ -1,13 +1,14 @@
 """Requests come and go at any time, in any company; each gets what a plain loop gives it alone."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dflash_engines.engine import Iteration
+from dflash_engines.bundle import Bundle
+from dflash_engines.engine import Engine, Iteration
 from dflash_engines.errors import EngineError, RequestError
 from dflash_engines.host_engine import HostEngine
 from dflash_runtime.serving.errors import CancelledError, DeadlineError, QueueFullError
@@ -15,18 +16,31 @@ from dflash_runtime.serving.observer import NoObserver
 from dflash_runtime.serving.pacer import Pacer
 from dflash_runtime.serving.scheduler import Scheduler
 from dflash_runtime.serving.waiting_queue import WaitingQueue
+from tests.engines.device.on_host import device_engine
 from tests.engines.scripted_bundle import MAX_LEN, PREFILL_CHUNK
 from tests.engines.scripted_pair import POISON_ID
 from tests.runtime.serving.conftest import SLOTS
 from tests.runtime.serving.requests import REQUESTS, Reader, request
 
-MANY = settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
+MANY = settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+@pytest.fixture(scope="module", params=["over host memory", "running ahead"])
+def engine(request: pytest.FixtureRequest, bundle: Bundle, engine: HostEngine) -> Iterator[Engine]:
+    """Both kinds; what a test leaves in the caches must not matter to the next one."""
+    if request.param == "over host memory":
+        yield engine
+    else:
+        ahead = device_engine(bundle, slots=SLOTS, run_ahead=1, graphs=True)
+        yield ahead
+        ahead.close()
 
 
 class Bench:
     """A scheduler that a test drives by hand."""
 
-    def __init__(self, engine: HostEngine, size: int = 32) -> None:
+    def __init__(self, engine: Engine, size: int = 32) -> None:
+        engine.discard()  # what the bench before may have left in flight
         self.queue = WaitingQueue(slots=SLOTS, size=size)
         pacer = Pacer(prefill_chunk=PREFILL_CHUNK, target_gap=0.2)
         self.scheduler = Scheduler(engine, queue=self.queue, pacer=pacer, observer=NoObserver())
@@ -47,7 +61,7 @@ class Bench:
 
 
 @pytest.fixture
-def bench(engine: HostEngine) -> Bench:
+def bench(engine: Engine) -> Bench:
     return Bench(engine)
 
 
@@ -160,7 +174,7 @@ def test_the_slot_with_the_longest_shared_prefix_is_taken(bench: Bench) -> None:
     assert all(reader.completion.reused_tokens >= 20 for reader in follow_ups)
 
 
-def test_a_fresh_slot_is_the_one_used_longest_ago(bench: Bench, engine: HostEngine) -> None:
+def test_a_fresh_slot_is_the_one_used_longest_ago(bench: Bench) -> None:
     first = [Reader(request([token] * 12, max_new_tokens=1)) for token in (10, 11, 12)]
     for reader in first:
         bench.put(reader)
@@ -174,7 +188,7 @@ def test_a_fresh_slot_is_the_one_used_longest_ago(bench: Bench, engine: HostEngi
     assert again.completion.reused_tokens == 11
 
 
-def test_a_full_queue_says_when_to_come_again(engine: HostEngine) -> None:
+def test_a_full_queue_says_when_to_come_again(engine: Engine) -> None:
     bench = Bench(engine, size=2)
     taken = [Reader(request([i])) for i in range(SLOTS + 2)]
     bench.put(*taken)
@@ -187,7 +201,7 @@ def test_a_full_queue_says_when_to_come_again(engine: HostEngine) -> None:
     bench.run()
 
 
-def test_several_are_taken_in_together_or_not_at_all(engine: HostEngine) -> None:
+def test_several_are_taken_in_together_or_not_at_all(engine: Engine) -> None:
     bench = Bench(engine, size=2)
     bench.put(Reader(request([1])), Reader(request([2])))
     with pytest.raises(QueueFullError):
@@ -198,7 +212,7 @@ def test_several_are_taken_in_together_or_not_at_all(engine: HostEngine) -> None
     bench.run()
 
 
-def test_a_prompt_never_holds_up_others_by_more_than_one_chunk(bench: Bench, engine: HostEngine) -> None:
+def test_a_prompt_never_holds_up_others_by_more_than_one_chunk(bench: Bench) -> None:
     runs = Reader(request([5, 7], max_new_tokens=40, block_size=1))
     bench.put(runs)
     while runs.generation.told is None:
@@ -216,13 +230,22 @@ def test_a_prompt_never_holds_up_others_by_more_than_one_chunk(bench: Bench, eng
 class Flaky:
     """An engine whose calls fail when told to; all else is the real one's."""
 
-    def __init__(self, engine: HostEngine) -> None:
+    def __init__(self, engine: Engine) -> None:
         self._engine = engine
+        self.placed = set[int]()
         self.fail_decoding: Callable[[], bool] = lambda: False
         self.fail_prefill: Callable[[int], bool] = lambda slot: False
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._engine, name)
+
+    def place(self, slot: int, *given: Any, **named: Any) -> None:
+        self.placed.add(slot)
+        self._engine.place(slot, *given, **named)
+
+    def park(self, slot: int) -> None:
+        self.placed.discard(slot)
+        self._engine.park(slot)
 
     def launch(self, block_size: int) -> None:
         self._engine.launch(block_size)
@@ -241,13 +264,13 @@ class Flaky:
 
 
 @pytest.fixture
-def flaky(engine: HostEngine) -> Flaky:
+def flaky(engine: Engine) -> Flaky:
     return Flaky(engine)
 
 
 @pytest.fixture
 def flaky_bench(flaky: Flaky) -> Bench:
-    return Bench(flaky)  # type: ignore[arg-type]
+    return Bench(flaky)
 
 
 @pytest.mark.parametrize("at", range(1, 8, 2))
@@ -272,8 +295,8 @@ def test_a_prefill_call_that_fails_once_loses_nothing(flaky: Flaky, flaky_bench:
     assert all(reader.right for reader in readers)
 
 
-def test_a_slot_that_fails_again_and_again_ends_alone(flaky: Flaky, flaky_bench: Bench, engine: HostEngine) -> None:
-    flaky.fail_decoding = lambda: bool(engine._placed[1])
+def test_a_slot_that_fails_again_and_again_ends_alone(flaky: Flaky, flaky_bench: Bench) -> None:
+    flaky.fail_decoding = lambda: 1 in flaky.placed
     readers = [Reader(request([i, 7], max_new_tokens=30)) for i in range(SLOTS)]
     flaky_bench.put(*readers)
     flaky_bench.run()
