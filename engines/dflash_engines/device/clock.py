@@ -36,11 +36,6 @@ class Clock:
         """The stretch ends here."""
         self._pending.append(_Stretch(begin=begin, end=self.begin(), shares=shares))
 
-    def seconds(self, begin: Event, end: Event) -> float:
-        """Between two marks that have passed; they are given back."""
-        self._spare += [begin]
-        return self._device.seconds(begin, end)
-
     def timing(self) -> Timing:
         """All stretches that are over."""
         while self._pending and self._pending[0].end.done():
