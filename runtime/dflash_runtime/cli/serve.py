@@ -48,6 +48,7 @@ def serve_bundle(
         list[str] | None,
         typer.Option(help="Web pages of this origin may ask (CORS). Default: none.", show_default=False),
     ] = None,
+    page: Annotated[bool, typer.Option(help="Serve the playground at /.")] = True,
     acceptance_alarm: Annotated[
         float, typer.Option(help="Raise an alarm when a drafting pass gains fewer tokens than this.")
     ] = 1.2,
@@ -81,6 +82,7 @@ def serve_bundle(
         model=model or bundle.resolve().name,
         api_keys=tuple(api_key or ()),
         allowed_origins=tuple(allow_origin or ()),
+        page=page,
         largest_body=int(max_body_mb * MIB),
         request_timeout=request_timeout,
         drain_timeout=drain_timeout,

@@ -8,7 +8,7 @@ from importlib.metadata import version
 from fastapi import FastAPI
 from starlette.middleware.cors import CORSMiddleware
 
-from dflash_runtime.serving.http import chat, completions, health, models
+from dflash_runtime.serving.http import chat, completions, health, models, page
 from dflash_runtime.serving.http.errors import add_handlers
 from dflash_runtime.serving.http.middleware import ApiKeys, BodyLimit
 from dflash_runtime.serving.http.request_log import RequestLog
@@ -31,10 +31,12 @@ def create_app(service: Service, on_failure: Callable[[BaseException], object]) 
             await asyncio.to_thread(service.close)
             await asyncio.wait((loading,))
 
-    app = FastAPI(title="dflash-serve", version=version("dflash-trt"), lifespan=lifespan)
+    app = FastAPI(title="dflash-serve", version=version("dflash-trt"), lifespan=lifespan, docs_url=None, redoc_url=None)
     app.state.service = service
     for router in (chat.router, completions.router, models.router, health.router):
         app.include_router(router)
+    if service.settings.page:
+        app.include_router(page.router)
     add_handlers(app)
     _add_middleware(app, service)
     return app

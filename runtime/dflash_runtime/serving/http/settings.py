@@ -10,6 +10,7 @@ class Settings:
     model: str  # the name that requests give
     api_keys: tuple[str, ...] = ()  # none lets everybody in
     allowed_origins: tuple[str, ...] = ()  # of web pages on other hosts (CORS)
+    page: bool = True  # whether / is the playground
     largest_body: int = 4 * 2**20
     body_timeout: float = 30.0  # for a request's body to arrive
     request_timeout: float | None = None  # for an answer to be whole, from its arrival
