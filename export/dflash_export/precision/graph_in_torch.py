@@ -158,6 +158,27 @@ def _gather(a: Attributes, x: Tensor, index: Tensor) -> Tensor:
     return found.reshape(*x.shape[:axis], *index.shape, *x.shape[axis + 1 :])
 
 
+def _gather_nd(_: Attributes, x: Tensor, index: Tensor) -> Tensor:
+    return x[index.unbind(-1)]
+
+
+def _divide(_: Attributes, x: Tensor, y: Tensor) -> Tensor:
+    return x / y if x.is_floating_point() else torch.div(x, y, rounding_mode="trunc")
+
+
+def _clip(_: Attributes, x: Tensor, low: Tensor | None = None, high: Tensor | None = None) -> Tensor:
+    return x if low is None and high is None else x.clamp(low, high)
+
+
+def _pad(_: Attributes, x: Tensor, pads: Tensor, value: Tensor | None = None, axes: Tensor | None = None) -> Tensor:
+    where = list(range(x.dim())) if axes is None else [axis % x.dim() for axis in axes.tolist()]
+    around = [0] * (2 * x.dim())  # PyTorch counts from the last axis, before and after each
+    for i, axis in enumerate(where):
+        around[2 * (x.dim() - 1 - axis)] = int(pads[i])
+        around[2 * (x.dim() - 1 - axis) + 1] = int(pads[i + len(where)])
+    return F.pad(x, around, value=0.0 if value is None else float(value))
+
+
 def _unsqueeze(_: Attributes, x: Tensor, axes: Tensor) -> Tensor:
     rank = x.dim() + axes.numel()
     for axis in sorted(axis % rank for axis in axes.reshape(-1).tolist()):
@@ -217,30 +238,42 @@ _OPERATORS: dict[str, Callable[..., Any]] = {
     "ArgMax": lambda a, x: x.argmax(a["axis"], keepdim=bool(a.get("keepdims", 1))),
     "Attention": _attention,
     "Cast": _cast,
+    "Clip": _clip,
     "Concat": lambda a, *xs: torch.cat(xs, a["axis"]),
     "Cos": lambda _, x: x.cos(),
+    "CumSum": lambda _, x, axis: x.cumsum(int(axis)),
     "DequantizeLinear": _dequantize,
-    "Div": lambda _, x, y: x / y,
+    "Div": _divide,
     "Equal": lambda _, x, y: x == y,
     "Exp": lambda _, x: x.exp(),
     "Expand": lambda _, x, shape: x.expand(torch.broadcast_shapes(x.shape, tuple(shape.tolist()))),
     "Gather": _gather,
     "GatherElements": lambda a, x, index: x.gather(a["axis"], index),
+    "GatherND": _gather_nd,
     "Gelu": lambda a, x: F.gelu(x, approximate=a.get("approximate", "none")),
     "GreaterOrEqual": lambda _, x, y: x >= y,
     "LessOrEqual": lambda _, x, y: x <= y,
+    "IsInf": lambda _, x: x.isinf(),
+    "IsNaN": lambda _, x: x.isnan(),
     "Less": lambda _, x, y: x < y,
     "Greater": lambda _, x, y: x > y,
     "MatMul": lambda _, x, y: x @ y,
     "Min": lambda _, x, y: torch.minimum(x, y),
     "Max": lambda _, x, y: torch.maximum(x, y),
+    "Mod": lambda _, x, y: torch.remainder(x, y),
     "Mul": lambda _, x, y: x * y,
     "Neg": lambda _, x: -x,
+    "Not": lambda _, x: ~x,
+    "Or": lambda _, x, y: x | y,
+    "Pad": _pad,
     "QuantizeLinear": _quantize,
     "RMSNormalization": _norm,
     "Range": lambda _, first, end, step: torch.arange(int(first), int(end), int(step)),
+    "Reciprocal": lambda _, x: 1 / x,
     "ReduceLogSumExp": lambda a, x, axes: _reduced(a, torch.logsumexp, x, axes),
     "ReduceMax": lambda a, x, axes: _reduced(a, torch.amax, x, axes),
+    "ReduceMin": lambda a, x, axes: _reduced(a, torch.amin, x, axes),
+    "ReduceSum": lambda a, x, axes: _reduced(a, torch.sum, x, axes),
     "Reshape": _reshape,
     "RotaryEmbedding": _rotary,
     "Shape": _shape,
@@ -248,6 +281,7 @@ _OPERATORS: dict[str, Callable[..., Any]] = {
     "Sin": lambda _, x: x.sin(),
     "Slice": _slice,
     "Split": lambda a, x, sizes: x.split(sizes.tolist(), a["axis"]),
+    "Sqrt": lambda _, x: x.sqrt(),
     "Squeeze": _squeeze,
     "Sub": lambda _, x, y: x - y,
     "Tanh": lambda _, x: x.tanh(),

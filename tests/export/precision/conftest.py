@@ -34,7 +34,9 @@ class Tiny:
 
 @pytest.fixture(scope="session")
 def tiny() -> Tiny:
-    modules = assemble(load_pair(locate(str(TARGET)), locate(str(DRAFTER))), draft_vocab=None, hidden_output=False)
+    modules = assemble(
+        load_pair(locate(str(TARGET)), locate(str(DRAFTER))), draft_vocab=torch.arange(900), hidden_output=False
+    )
     programs = ((modules.target, contract.target(modules.geometry)), (modules.draft, contract.draft(modules.geometry)))
     tokenizer = Tokenizer.from_file(str(TARGET / "tokenizer.json"))
     return Tiny(
