@@ -50,11 +50,6 @@ class TensorRtPrograms:
         """Whether every context that was made can be recorded; TensorRT has no say, TensorRT-RTX has."""
         return all(context.capturable(int(self._device.stream)) for context in self._contexts.values())
 
-    @property
-    def scratch_bytes(self) -> int:
-        """Of the memory that all contexts share."""
-        return self._scratch.nbytes
-
     def bind(self, program: str, profile: str, inputs: DeviceArrays, outputs: DeviceArrays) -> Enqueue:
         """See `DevicePrograms`."""
         if (program, profile) not in self._contexts:
