@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import Literal, get_args
 
 from dflash_engines.errors import RequestError
@@ -13,7 +14,7 @@ from dflash_runtime.evaluation import SETS, check_sets
 Mode = Literal["offline", "latency", "concurrency", "context", "blocks", "cache"]
 MODES: tuple[Mode, ...] = get_args(Mode)
 _CACHE_ITERATIONS = 90
-_SWEPT_PROMPTS = 4  # of those of the plan, in sweeps
+_SWEPT_PROMPTS = 2  # of those of the plan, in sweeps
 _PACE_TOKENS = 12
 _LOAD_SECONDS = BUDGET_SECONDS + 2.0  # of an engine, with its cost table
 
@@ -47,7 +48,7 @@ class Plan:
 PRESETS = {
     "quick": Plan(sets=("gsm8k", "humaneval"), prompts=1, new_tokens=32, repeats=1),
     "core": Plan(modes=("offline", "cache"), sets=("gsm8k", "humaneval"), new_tokens=128, repeats=3),
-    "report": Plan(modes=MODES, prompts=6, new_tokens=96, repeats=3),
+    "report": Plan(modes=MODES, prompts=8, new_tokens=64, repeats=3, slots=(1, 4), contexts=(256, 1024)),
 }
 
 
@@ -123,12 +124,12 @@ def fitting(plan: Plan, max_len: int) -> tuple[int, ...]:
 
 
 def fitted(plan: Plan, seconds: float, cost: Callable[[Plan], float]) -> Plan:
-    """The largest plan like `plan` that costs at most `seconds`: fewer repeats, then fewer prompts, never fewer modes.
+    """The plan like `plan` with most answers that costs at most `seconds`; never fewer modes.
 
     The smallest one when none does; its cost is told, and it is measured all the same.
     """
-    prompts = range(plan.prompts, 0, -1)
-    repeats = range(plan.repeats, 0, -1)
-    smaller = [replace(plan, prompts=p, repeats=r) for p in prompts for r in repeats if r > 1 or plan.repeats == 1]
-    smaller.append(replace(plan, prompts=1, repeats=1))
-    return next((candidate for candidate in smaller if cost(candidate) <= seconds), smaller[-1])
+    counts = product(range(1, plan.prompts + 1), range(1, plan.repeats + 1))
+    # Of two with as many answers, the one with more prompts: repeats tell less than other texts do.
+    largest_first = sorted(counts, key=lambda count: (count[0] * count[1], count[0]), reverse=True)
+    plans = [replace(plan, prompts=prompts, repeats=repeats) for prompts, repeats in largest_first]
+    return next((candidate for candidate in plans if cost(candidate) <= seconds), plans[-1])

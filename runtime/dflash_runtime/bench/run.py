@@ -14,7 +14,7 @@ from dflash_runtime.bench.about import about
 from dflash_runtime.bench.latency import LatencyResult, measure_latency
 from dflash_runtime.bench.long_cache import CacheResult, measure_cache
 from dflash_runtime.bench.offline import SetResult, Told
-from dflash_runtime.bench.peers import PeerChoice, load_peer
+from dflash_runtime.bench.peers import Peer, PeerChoice, load_peer
 from dflash_runtime.bench.plan import Mode, Pace, Plan, Room, concurrent_prompts, costs, fitted, fitting, pace
 from dflash_runtime.bench.results import BenchResult, BundleResult
 from dflash_runtime.bench.sweeps import Point
@@ -85,7 +85,7 @@ def _load(path: Path, request: BenchRequest) -> Subject:
     bundle = Bundle.open(path)
     decoder = load_decoder(bundle, request.backend, request.threads)
     threads = request.threads or len(os.sched_getaffinity(0))
-    peers = {choice.name: load_peer(choice, bundle, threads) for choice in request.peers}
+    peers = {choice.name: _peer(choice, bundle, threads) for choice in request.peers}
     return Subject(
         name=path.name,
         bundle=bundle,
@@ -93,6 +93,13 @@ def _load(path: Path, request: BenchRequest) -> Subject:
         systems=[*own_systems(decoder), *(peer for peer in peers.values() if not isinstance(peer, str))],
         absent={name: reason for name, reason in peers.items() if isinstance(reason, str)},
     )
+
+
+def _peer(choice: PeerChoice, bundle: Bundle, threads: int) -> Peer | str:
+    """The peer, or why it can't take part."""
+    if bundle.manifest.precision != "fp32":
+        return f"peers run the checkpoint's own weights, this bundle's are {bundle.manifest.precision}"
+    return load_peer(choice, bundle, threads)
 
 
 def _planned(request: BenchRequest, subjects: Sequence[Subject], costs_told: CostsTold) -> Plan:
