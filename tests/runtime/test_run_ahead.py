@@ -4,6 +4,7 @@ A slot may stop, fail, reach the context's end, leave or be taken by another req
 still in flight; the scripted pair's tokens depend on every cache row, so whatever is left behind shows.
 """
 
+from collections import defaultdict
 from collections.abc import Iterator
 
 import pytest
@@ -61,9 +62,8 @@ def test_requests_come_and_go_and_each_gets_what_it_gets_alone(
 ) -> None:
     """More requests than slots: a slot is taken again at once, while an old iteration of it is in flight."""
     waiting = sorted(range(len(requests)), key=lambda i: arrivals[i])
-    patience = dict(abandoned)
     running: dict[int, int] = {}
-    events: dict[int, list[Progress]] = {i: [] for i in range(len(requests))}
+    events = defaultdict[int, list[Progress]](list)
     for step in range(10_000):
         for slot in (s for s in range(SLOTS) if loop.slots[s].request is None and waiting):
             if arrivals[waiting[0]] <= step:
@@ -72,13 +72,19 @@ def test_requests_come_and_go_and_each_gets_what_it_gets_alone(
         for event in loop.step():
             assert isinstance(event, Progress)
             events[running[event.slot]].append(event)
-        for slot, index in running.items():  # clients that go away
-            if loop.slots[slot].request is requests[index] and len(events[index]) == patience.get(index, 0) > 0:
-                loop.release(slot)
+        gone = {index for index, passes in abandoned if len(events[index]) == passes}
+        release(loop, {slot: requests[index] for slot, index in running.items() if index in gone})
         if not waiting and all(slot.request is None for slot in loop.slots):
             break
     for index, asked in enumerate(requests):
         assert_plain(events[index], asked)
+
+
+def release(loop: DecodeLoop, running: dict[int, Request]) -> None:
+    """Clients go away whose request still runs."""
+    for slot, asked in running.items():
+        if loop.slots[slot].request is asked:
+            loop.release(slot)
 
 
 def assert_plain(events: list[Progress], asked: Request) -> None:
