@@ -15,7 +15,7 @@ from tests.engines.tensorrt.conftest import DRAFT_LAYERS, LAYERS, MakeBundle
 
 pytest.importorskip("tensorrt_rtx", reason="needs the optional package tensorrt_rtx")
 # All four at once: one file holds code for each.
-ALL = BuildRequest(compute_capabilities=DEFAULT_CAPABILITIES)
+ALL = BuildRequest(compute_capabilities=DEFAULT_CAPABILITIES, block_sizes=(8,))
 LIGHT = BuildRequest(compute_capabilities=DEFAULT_CAPABILITIES, attention=("grouped",), block_sizes=(8,))
 PRECISIONS: tuple[Precision, ...] = ("fp16", "bf16", "int8", "int4")
 
