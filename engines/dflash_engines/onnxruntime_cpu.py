@@ -67,7 +67,7 @@ def _run_golden(bundle: Bundle, programs: "OnnxRuntimePrograms") -> Proof:
     begin, declared = perf_counter(), declared_programs(bundle.manifest)
     runner = golden.Runner(programs, declared, bundle.manifest.limits)
     largest = golden.check(golden.Golden.load(bundle.file(golden.FILE)), runner)
-    return Proof(variant="", largest_deviation=largest, seconds=perf_counter() - begin)
+    return Proof(largest_deviation=largest, seconds=perf_counter() - begin)
 
 
 class OnnxRuntimePrograms:

@@ -9,12 +9,11 @@ import json
 import logging
 import os
 import platform
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from dflash_engines.bundle import Bundle
-from dflash_engines.errors import EngineError
 from dflash_engines.golden import FILE
 
 FOLDER_VARIABLE = "DFLASH_CACHE"
@@ -25,7 +24,6 @@ log = logging.getLogger(__name__)
 class Proof:
     """What the golden cases found."""
 
-    variant: str  # of the engine, where there are several to choose from; else ""
     largest_deviation: float  # of a logit
     seconds: float  # that the cases took
 
@@ -57,19 +55,6 @@ def prove(setting: Setting, run: Callable[[], Proof]) -> Proof:
     proof = run()
     _remember(setting, proof)
     return proof
-
-
-def fastest(variants: Iterable[str], run: Callable[[str], Proof]) -> Proof:
-    """The proof of the fastest variant that passes. Raises EngineError, with each one's fault, when none does."""
-    proofs, faults = [], []
-    for variant in variants:
-        try:
-            proofs.append(run(variant))
-        except EngineError as e:
-            faults.append(f"{variant}: {e}")
-    if not proofs:
-        raise EngineError(f"no engine passes its golden cases: {'; '.join(faults)}")
-    return min(proofs, key=lambda proof: proof.seconds)
 
 
 def processor() -> str:

@@ -1,6 +1,5 @@
 """Golden cases run at the first load on a machine, and again whenever anything that they hold for has changed."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,9 +8,9 @@ import pytest
 from dflash_engines import proofs
 from dflash_engines.bundle import Bundle
 from dflash_engines.errors import EngineError
-from dflash_engines.proofs import Proof, Setting, fastest, prove
+from dflash_engines.proofs import Proof, Setting, prove
 
-PROOF = Proof(variant="grouped", largest_deviation=0.25, seconds=1.5)
+PROOF = Proof(largest_deviation=0.25, seconds=1.5)
 
 
 @pytest.fixture
@@ -55,7 +54,7 @@ def test_a_failure_is_not_remembered(setting: Setting) -> None:
             prove(setting, fail)
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"[1]", b'{"variant": "grouped"}', b"\xff"])
+@pytest.mark.parametrize("content", [b"", b"{", b"[1]", b'{"seconds": 1}', b"\xff"])
 def test_a_damaged_record_is_no_proof(setting: Setting, content: bytes) -> None:
     prove(setting, lambda: PROOF)
     (record,) = (proofs.cache_folder() / "proofs").iterdir()
@@ -66,25 +65,3 @@ def test_a_damaged_record_is_no_proof(setting: Setting, content: bytes) -> None:
 def test_a_cache_that_can_t_be_written_costs_no_load(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DFLASH_CACHE", "/proc/nowhere")
     assert prove(setting, lambda: PROOF) == PROOF
-
-
-def attempts(outcome: dict[str, float | str]) -> Callable[[str], Proof]:
-    """Seconds of a variant that passes, or the fault of one that doesn't."""
-
-    def run(variant: str) -> Proof:
-        found = outcome[variant]
-        if isinstance(found, str):
-            raise EngineError(found)
-        return Proof(variant=variant, largest_deviation=0.0, seconds=found)
-
-    return run
-
-
-def test_the_fastest_variant_that_passes_is_kept() -> None:
-    assert fastest(["a", "b"], attempts({"a": 2.0, "b": 1.0})).variant == "b"
-    assert fastest(["a", "b"], attempts({"a": 2.0, "b": "off by 9"})).variant == "a"
-
-
-def test_engines_that_all_fail_are_refused_with_their_faults() -> None:
-    with pytest.raises(EngineError, match="grouped: off by 9; traced: off by 7"):
-        fastest(["grouped", "traced"], attempts({"grouped": "off by 9", "traced": "off by 7"}))
