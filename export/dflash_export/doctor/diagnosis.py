@@ -12,12 +12,13 @@ from dflash_engines.signature import judge
 from dflash_export.checkpoint import TargetModel
 from dflash_export.doctor.material import Answer
 from dflash_export.doctor.settings import alternatives
-from dflash_export.doctor.simulation import Setting, kept_tokens
+from dflash_export.doctor.simulation import SCREENING, Setting, kept_tokens
 from dflash_export.drafter import Drafter
 
 _FEWEST_ANCHORS = 20
 _BETTER = 1.06  # times the acceptance length, for another setting to be named
 _STANDARD_ERRORS = 3.5  # that the difference must be away from chance; a few dozen settings are tried
+_NOT_WORSE = 0.97  # times the acceptance length on a few anchors, for a setting to be judged on all of them
 _UNKNOWN = 0.15  # of first positions kept: less looks like another target's drafter
 
 
@@ -25,13 +26,16 @@ def diagnose(
     target: TargetModel, drafter: Drafter, answers: Sequence[Answer], tokenizer: PreTrainedTokenizerBase
 ) -> list[Finding]:
     """The signature of acceptance under the config as it is, and the setting that would be better, if one is."""
-    base = kept_tokens(target, drafter, answers, Setting(name="", config=drafter.config))
+    as_it_is = Setting(name="", config=drafter.config)
+    base = kept_tokens(target, drafter, answers, as_it_is)
     if len(base) < _FEWEST_ANCHORS:
         return [skipped("simulated acceptance", f"only {len(base)} tokens to draft behind; ask more or longer")]
     signature = replace(judge(conditional(base, drafter.config.block_size), len(base)), check="simulated acceptance")
     settings = alternatives(drafter.config, target, tokenizer)
-    better = [(kept_tokens(target, drafter, answers, setting), setting) for setting in settings]
-    return [signature, _verdict(base, better)]
+    least = _NOT_WORSE * _length(kept_tokens(target, drafter, answers, as_it_is, SCREENING))
+    promising = [s for s in settings if _length(kept_tokens(target, drafter, answers, s, SCREENING)) >= least]
+    judged = [(kept_tokens(target, drafter, answers, setting), setting) for setting in promising]
+    return [signature, _verdict(base, judged, len(settings))]
 
 
 def conditional(kept: Tensor, block_size: int) -> list[float]:
@@ -40,7 +44,7 @@ def conditional(kept: Tensor, block_size: int) -> list[float]:
     return [after / before for before, after in pairwise(reached) if before]
 
 
-def _verdict(base: Tensor, others: Sequence[tuple[Tensor, Setting]]) -> Finding:
+def _verdict(base: Tensor, others: Sequence[tuple[Tensor, Setting]], tried: int) -> Finding:
     better = [(kept, setting) for kept, setting in others if _clearly_better(kept, base)]
     if better:
         kept, setting = max(better, key=lambda entry: float(entry[0].float().mean()))
@@ -57,7 +61,7 @@ def _verdict(base: Tensor, others: Sequence[tuple[Tensor, Setting]]) -> Finding:
             f"{float((base >= 1).float().mean()):.0%} of blocks: these weights don't know this target",
             "take the drafter that was trained for this very target; a fine-tune or another size is another target",
         )
-    return ok("settings", f"none of {len(others)} other settings drafts better than the config's")
+    return ok("settings", f"none of {tried} other settings drafts better than the config's")
 
 
 def _length(kept: Tensor) -> float:

@@ -19,7 +19,7 @@ from dflash_export.doctor.material import Answer
 from dflash_export.drafter import Drafter, KeyValue, Layer, Rope
 from dflash_export.drafter_config import DrafterConfig
 
-_MOST_ANCHORS = 48  # of an answer, evenly spaced
+ALL_ANCHORS, SCREENING = 48, 8  # of an answer at most, evenly spaced
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,12 +33,14 @@ class Setting:
 
 
 @torch.no_grad()
-def kept_tokens(target: TargetModel, drafter: Drafter, answers: Sequence[Answer], setting: Setting) -> Tensor:
-    """How many drafted tokens each anchor keeps [anchors], 0..K-1."""
+def kept_tokens(
+    target: TargetModel, drafter: Drafter, answers: Sequence[Answer], setting: Setting, most: int = ALL_ANCHORS
+) -> Tensor:
+    """How many drafted tokens each anchor keeps [anchors], 0..K-1; `most` anchors of an answer."""
     before = drafter.config
     _apply(drafter, setting.config)
     try:
-        return torch.cat([_of_answer(target, drafter, answer, setting) for answer in answers])
+        return torch.cat([_of_answer(target, drafter, answer, setting, most) for answer in answers])
     finally:
         _apply(drafter, before)
 
@@ -50,14 +52,14 @@ def _apply(drafter: Drafter, config: DrafterConfig) -> None:
         cast("Layer", layer).self_attn.view = view
 
 
-def anchors_of(answer: Answer) -> list[int]:
+def anchors_of(answer: Answer, most: int) -> list[int]:
     """Where blocks begin: tokens of the answer that have at least one behind them."""
     places = range(answer.prompt, len(answer.tokens) - 1)
-    return list(places)[:: max(1, -(-len(places) // _MOST_ANCHORS))]
+    return list(places)[:: max(1, -(-len(places) // most))]
 
 
-def _of_answer(target: TargetModel, drafter: Drafter, answer: Answer, setting: Setting) -> Tensor:
-    anchors = torch.tensor(anchors_of(answer), dtype=torch.long)
+def _of_answer(target: TargetModel, drafter: Drafter, answer: Answer, setting: Setting, most: int) -> Tensor:
+    anchors = torch.tensor(anchors_of(answer, most), dtype=torch.long)
     if not len(anchors):
         return anchors
     drafted = _draft(target, drafter, answer, setting, anchors)  # [B, K-1]
