@@ -12,6 +12,7 @@ from dflash_engines.command import OUTPUTS_DIFFER, run_command
 from dflash_engines.errors import RequestError
 from dflash_engines.sampling import SamplingParameters
 from dflash_runtime.cli import options, report
+from dflash_runtime.cli.controls import controls
 from dflash_runtime.cli.conversations import Conversation, read_conversations
 from dflash_runtime.cli.response_format import response_format
 from dflash_runtime.comparison import Comparison, compare, warm_up
@@ -31,6 +32,8 @@ echo "def fibonacci(n):" | dflash-generate build/demo - --raw
 
 dflash-generate build/demo "Is water wet?" --choice yes --choice no
 
+dflash-generate build/demo "Tell a joke." --temperature 0.8 --presence-penalty 0.5 --logprobs 3 --json
+
 dflash-generate build/demo --prompts gsm8k.jsonl --compare --json > out.jsonl
 
 [bold]Exit codes[/]
@@ -47,6 +50,7 @@ class Settings:
     max_new_tokens: int
     block_size: int | None
     draft_temperature: float | None
+    stop_token_ids: tuple[int, ...] | None
     stop: tuple[str, ...]
     response_format: dict[str, Any] | None
     sampling: SamplingParameters
@@ -55,8 +59,8 @@ class Settings:
 
     def request(self, decoder: Decoder, prompt: Prompt) -> Request:
         """What these options ask of `prompt`. Raises RequestError."""
-        return decoder.request(prompt, self.max_new_tokens, self.block_size, None, self.sampling, stop=self.stop,
-                               response_format=self.response_format,
+        return decoder.request(prompt, self.max_new_tokens, self.block_size, self.stop_token_ids, self.sampling,
+                               stop=self.stop, response_format=self.response_format,
                                draft_temperature=self.draft_temperature)  # fmt: skip
 
 
@@ -71,6 +75,7 @@ def generate(
     block_size: options.BlockSize = None,
     denoise_steps: options.DenoiseSteps = 1,
     draft_temperature: options.DraftTemperature = None,
+    stop_token_ids: options.StopTokenIds = None,
     stop: options.Stop = None,
     json_schema: options.JsonSchema = None,
     regex: options.Regex = None,
@@ -81,6 +86,13 @@ def generate(
     top_p: options.TopP = 1.0,
     min_p: options.MinP = 0.0,
     seed: options.Seed = None,
+    logit_bias: options.LogitBias = None,
+    bad_token_ids: options.BadTokenIds = None,
+    min_tokens: options.MinTokens = 0,
+    repetition_penalty: options.RepetitionPenalty = 1.0,
+    frequency_penalty: options.FrequencyPenalty = 0.0,
+    presence_penalty: options.PresencePenalty = 0.0,
+    logprobs: options.Logprobs = None,
     threads: options.Threads = None,
     backend: options.Backend = "onnxruntime",
     as_json: options.AsJson = False,
@@ -92,10 +104,14 @@ def generate(
     any block size: --compare shows it, and what the drafter gains.
     """
     conversations = read_conversations(prompt, prompts)
+    rules = controls(logit_bias=logit_bias or (), bad_token_ids=bad_token_ids or (), min_tokens=min_tokens,
+                     repetition_penalty=repetition_penalty, frequency_penalty=frequency_penalty,
+                     presence_penalty=presence_penalty, logprobs=logprobs, as_json=as_json)  # fmt: skip
     sampling = sampling_parameters(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed,
-                                   denoise_steps=denoise_steps)  # fmt: skip
+                                   denoise_steps=denoise_steps, controls=rules)  # fmt: skip
     structure = response_format(json_schema=json_schema, regex=regex, grammar=grammar, choices=choice or ())
     settings = Settings(max_new_tokens=max_new_tokens, block_size=block_size, draft_temperature=draft_temperature,
+                        stop_token_ids=tuple(stop_token_ids) if stop_token_ids else None,
                         stop=tuple(stop or ()), response_format=structure, sampling=sampling,
                         raw=raw, as_json=as_json)  # fmt: skip
     decoder = Decoder.load(bundle, backend=backend, threads=threads)

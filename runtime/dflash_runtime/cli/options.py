@@ -27,6 +27,15 @@ BlockSize = Annotated[
         show_default=False,
     ),
 ]
+StopTokenIds = Annotated[
+    list[int] | None,
+    typer.Option(
+        "--stop-token-id",
+        metavar="ID",
+        help="End the answer with this token instead of the model's own; may be given again.",
+        show_default=False,
+    ),
+]
 Stop = Annotated[
     list[str] | None,
     typer.Option(metavar="TEXT", help="End the answer before this text; may be given again.", show_default=False),
@@ -50,6 +59,33 @@ Temperature = Annotated[float, typer.Option(help="0 takes the likeliest token; a
 TopK = Annotated[int, typer.Option(help="Sample among the k likeliest tokens; 0 is all.")]
 TopP = Annotated[float, typer.Option(help="Sample among the likeliest tokens of this probability.")]
 MinP = Annotated[float, typer.Option(help="Least probability, as a part of the likeliest token's.")]
+LogitBias = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="ID=BIAS", help="Add a number, or -inf, to a token's logit; may be given again.", show_default=False
+    ),
+]
+BadTokenIds = Annotated[
+    list[int] | None,
+    typer.Option("--bad-token-id", metavar="ID", help="A token that never comes; may be given again.",
+                 show_default=False),
+]  # fmt: skip
+MinTokens = Annotated[int, typer.Option(help="No stop token before so many tokens.")]
+RepetitionPenalty = Annotated[
+    float, typer.Option(help="Divides the logits of tokens in the prompt or the answer; 1 is none.")
+]
+FrequencyPenalty = Annotated[
+    float, typer.Option(help="Taken off a token's logit for each time it is in the answer; 0 is none.")
+]
+PresencePenalty = Annotated[float, typer.Option(help="Taken off the logit of any token in the answer; 0 is none.")]
+Logprobs = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N",
+        help="With --json: each token's log-probability, and those of the N likeliest, at most 20.",
+        show_default=False,
+    ),
+]
 DraftTemperature = Annotated[
     float | None,
     typer.Option(

@@ -160,6 +160,14 @@ def test_stop_may_be_given_again(run: Run) -> None:
     assert (code, out) == (0, whole[: whole.find(whole[2:4])] + "\n")
 
 
+def test_a_stop_token_takes_the_place_of_the_models_own(run: Run) -> None:
+    tokens, _ = plain_answer(chat("hi"), 8, STOP_TOKEN_IDS, MAX_LEN)
+    code, out, _ = run("hi", "--max-new-tokens", "8", "--stop-token-id", str(tokens[3]), "--json")
+    fields = json.loads(out)
+    first = tokens.index(tokens[3])
+    assert (code, fields["token_ids"], fields["finish_reason"]) == (0, tokens[: first + 1], "stop")
+
+
 def test_the_answer_is_one_of_the_choices(run: Run) -> None:
     code, out, _ = run("hi", "--choice", "yes", "--choice", "yet", "--compare")
     assert (code, out) == (0, "yes\n\n")  # none of which the scripted pair would write: the first token in order
@@ -227,6 +235,18 @@ def test_a_bad_prompts_file_is_one_line(run: Run, tmp_path: Path, name: str) -> 
         (["hi", "--regex", "a", "--choice", "b"], 2, "give only one of --json-schema, --regex"),
         (["hi", "--json-schema", "/no/such.json"], 2, "can't read /no/such.json"),
         (["hi", "--json-schema", "/dev/null"], 2, "/dev/null is not valid JSON"),
+        (["hi", "--logit-bias", "5"], 2, "--logit-bias must be a token id, = and a number, such as 42=-5, not '5'"),
+        (["hi", "--logit-bias", "a=1"], 2, "--logit-bias must be a token id"),
+        (["hi", "--logit-bias", "5=nan"], 2, "logit_bias[5] must be a number, or -inf, not nan"),
+        (["hi", "--logit-bias", "5=1", "--logit-bias", "5=2"], 2, "--logit-bias names token 5 twice"),
+        (["hi", "--logit-bias", "99999=1"], 2, "logit_bias holds token id 99999, outside of the vocabulary"),
+        (["hi", "--bad-token-id", "99999"], 2, "bad_token_ids holds token id 99999, outside of the vocabulary"),
+        (["hi", "--stop-token-id", "99999"], 2, "stop_token_ids holds token id 99999, outside of the vocabulary"),
+        (["hi", "--min-tokens", "-1"], 2, "min_tokens must be a number of tokens, not -1"),
+        (["hi", "--repetition-penalty", "0"], 2, "repetition_penalty must be a number within 0.001..1000"),
+        (["hi", "--logprobs", "2"], 2, "--logprobs is only shown with --json"),
+        (["hi", "--logprobs", "21", "--json"], 2, "logprobs must be None or a whole number within 0..20"),
+        (["hi", "--presence-penalty", "1"], 2, "no program 'accept_"),
         (["x" * 99], 2, f"this engine holds {MAX_LEN}"),
         (["hi", "--backend", "magic"], 1, "no backend 'magic'; installed are ["),
     ],
