@@ -130,7 +130,7 @@ def test_a_seed_is_no_other_seed_shifted() -> None:
 def test_the_ends_are_never_reached() -> None:
     ends = torch.tensor([0, noise.PRIME - 1])
     uniform = (ends.double() + 0.5) / noise.PRIME
-    assert 0 < uniform[0] and uniform[1] < 1
+    assert uniform[0] > 0 and uniform[1] < 1
     found = noise.exponentials(ends)
     assert found.dtype == torch.float32
     torch.testing.assert_close(found.double(), -torch.log1p(-uniform), rtol=1e-6, atol=0)
