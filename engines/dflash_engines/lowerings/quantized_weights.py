@@ -1,7 +1,7 @@
 """Quantised weights in standard operators, as TensorRT reads them: a DequantizeLinear before each product.
 
-int8 has a scale for each column, int4 one for each block of 64 or 32 rows of a column. Symmetric, rounded to nearest; the
-largest weights of an int4 block are clipped where the others gain more than they lose. The scale's type is the
+int8 has a scale for each column, int4 one for each block of 64 or 32 rows of a column. Symmetric, rounded to nearest;
+the largest weights of an int4 block are clipped where the others gain more than they lose. The scale's type is the
 product's, so this comes after `half_precision`.
 """
 

@@ -12,7 +12,7 @@ from dflash_engines.errors import DeviceError, EngineError
 from dflash_engines.tensorrt.engine_files import Attention, Sidecar
 from dflash_engines.tensorrt.loading import check_options, choose, keep_choice, kept_choice
 
-BOTH: tuple[Attention, ...] = ("mask_and_length", "mask")
+BOTH: tuple[Attention, ...] = ("grouped", "traced")
 SIDECAR = Sidecar(
     schema_version=1, backend="tensorrt-rtx", version="1", compute_capabilities=("8.9",), program_sha256={},
     weights_sha256="", precision="fp16", draft_precision="fp16", limits=Limits(max_len=64, max_batch=2), engines=(),
@@ -45,34 +45,34 @@ def chosen(outcomes: dict[Attention, float | EngineError]) -> tuple[Any, list[Lo
 
 
 def test_the_fastest_that_passes_is_kept_and_all_are_given_back() -> None:
-    choice, made = chosen({"mask": 2.0, "mask_and_length": 1.0})
-    assert (choice.attention, choice.seconds, choice.refused) == ("mask_and_length", 1.0, {})
+    choice, made = chosen({"traced": 2.0, "grouped": 1.0})
+    assert (choice.attention, choice.seconds, choice.refused) == ("grouped", 1.0, {})
     assert all(engine.closed for engine in made)
 
 
 def test_one_that_computes_something_else_is_not_used_however_fast() -> None:
-    choice, _ = chosen({"mask": 2.0, "mask_and_length": EngineError("golden case 3 (draft): block is off")})
-    assert choice.attention == "mask"
-    assert "golden case 3" in choice.refused["mask_and_length"]
+    choice, _ = chosen({"traced": 2.0, "grouped": EngineError("golden case 3 (draft): block is off")})
+    assert choice.attention == "traced"
+    assert "golden case 3" in choice.refused["grouped"]
 
 
 def test_none_that_passes_is_an_error_with_every_reason() -> None:
-    with pytest.raises(EngineError, match=r"mask_and_length: golden case 3; attention by mask: out of memory"):
-        chosen({"mask": EngineError("out of memory"), "mask_and_length": EngineError("golden case 3")})
+    with pytest.raises(EngineError, match=r"grouped: golden case 3; attention by traced: out of memory"):
+        chosen({"traced": EngineError("out of memory"), "grouped": EngineError("golden case 3")})
 
 
 def test_a_device_that_is_lost_ends_the_search() -> None:
     with pytest.raises(DeviceError):
-        chosen({"mask": 1.0, "mask_and_length": DeviceError("illegal address")})
+        chosen({"traced": 1.0, "grouped": DeviceError("illegal address")})
 
 
 def test_a_choice_is_remembered_and_a_damaged_one_is_not(tmp_path: Path) -> None:
-    choice, _ = chosen({"mask": 2.0, "mask_and_length": EngineError("golden case 3")})
+    choice, _ = chosen({"traced": 2.0, "grouped": EngineError("golden case 3")})
     folder = tmp_path / "kept"
     assert kept_choice(folder) is None
     keep_choice(folder, choice)
     assert kept_choice(folder) == choice
-    for damage in ("", "{}", '{"attention": 1', '["mask"]'):
+    for damage in ("", "{}", '{"attention": 1', '["traced"]'):
         (folder / "choice.json").write_text(damage)
         assert kept_choice(folder) is None
 
