@@ -101,4 +101,4 @@ def test_random_requests_get_what_plain_decoding_gives(decoder: Generate, precis
     """Every rule, block sizes 1 to 16, 1 to 4 together, any chunks."""
     loaded = decoder(precision)
     texts = [loaded.encoder.encode(messages) for messages in prompts(Sample(MANY.sets, 10, 0))]
-    assert random_requests.check(loaded.engine.bundle, texts, 200, seed=7) > 100
+    assert random_requests.check(loaded, texts, 200, seed=7) > 100

@@ -2,11 +2,13 @@
 
 import json
 import random
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 import jsonschema
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -15,29 +17,28 @@ from tokenizers import Tokenizer
 from dflash_engines.accept_inputs import SlotRules
 from dflash_engines.bundle import Bundle
 from dflash_engines.manifest import Precision
-from dflash_export.pipeline import ExportRequest, export
+from dflash_runtime.answer_text import AnswerText
 from dflash_runtime.block_size import BlockSizes
+from dflash_runtime.cli import generate, report
+from dflash_runtime.completion import Step
 from dflash_runtime.cost_table import CostTable
 from dflash_runtime.decoder import TOKENIZER_FILE, Decoder
+from dflash_runtime.loop import Progress
 from dflash_runtime.prompt import Prompt
+from dflash_runtime.structured.grammars import LlguidanceConstraint
 from tests.demo import random_requests
+from tests.demo.conftest import TinyBundle
 from tests.demo.lossless import Written, assert_transformers_agrees, write
-from tests.models.tiny_pair import DRAFTER, TARGET, held_back_questions
+from tests.models.tiny_pair import TARGET, held_back_questions
 
-CHUNK = 7  # tokens; every prompt crosses several borders
 QUESTIONS = 24
 NEW_TOKENS = 160
 PRECISIONS: tuple[Precision, ...] = ("fp32", "int8")
 
 
 @pytest.fixture(scope="module", params=PRECISIONS)
-def bundle(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
-    return export(
-        ExportRequest(
-            target=str(TARGET), drafter=str(DRAFTER), out=tmp_path_factory.mktemp("tiny") / "bundle",
-            precision=request.param, max_len=512, prefill_chunk=CHUNK, draft_noise=request.param == "fp32",
-        )
-    )  # fmt: skip
+def bundle(request: pytest.FixtureRequest, tiny_bundle: TinyBundle) -> Bundle:
+    return tiny_bundle(request.param)
 
 
 @pytest.fixture(scope="module")
@@ -169,14 +170,75 @@ def questions(bundle: Bundle) -> list[list[int]]:
     return [tokenizer.encode(text, add_special_tokens=False).ids for text in held_back_questions()]
 
 
-def test_random_requests_get_what_plain_decoding_gives(bundle: Bundle) -> None:
+def test_random_requests_get_what_plain_decoding_gives(bundle: Bundle, decoder: Decoder) -> None:
     """Every rule, block sizes 1 to 16, 1 to 4 together, any chunks."""
     count = 200 if bundle.manifest.precision == "fp32" else 40
-    assert random_requests.check(bundle, questions(bundle), count, seed=1) > count
+    assert random_requests.check(decoder, questions(bundle), count, seed=1) > count
 
 
-def test_random_requests_see_a_history_that_does_not_grow(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_random_requests_see_a_history_that_does_not_grow(
+    bundle: Bundle, decoder: Decoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The planted fault: committed tokens are not counted."""
     monkeypatch.setattr(SlotRules, "commit", lambda *_: None)
     with pytest.raises(AssertionError):
-        random_requests.check(bundle, questions(bundle), 80, seed=2)
+        random_requests.check(decoder, questions(bundle), 80, seed=2)
+
+
+def test_random_requests_see_a_stop_string_that_is_passed_over(
+    bundle: Bundle, decoder: Decoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The planted fault: what completes a stop string in the midst of a block is only seen at the block's end."""
+    step = AnswerText.step
+
+    def late(text: AnswerText, progress: Progress) -> Step:
+        found = step(text, progress)
+        return replace(found, token_ids=progress.token_ids)
+
+    monkeypatch.setattr(AnswerText, "step", late)
+    with pytest.raises(AssertionError):
+        random_requests.check(decoder, questions(bundle), 80, seed=2)
+
+
+def test_random_requests_see_drafts_that_a_grammar_forbids(
+    bundle: Bundle, decoder: Decoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The planted fault: rows behind the first have the mask of the first."""
+    masks = LlguidanceConstraint.masks
+    monkeypatch.setattr(
+        LlguidanceConstraint, "masks", lambda self, drafted: np.tile(masks(self, ()), (len(drafted) + 1, 1))
+    )
+    with pytest.raises(AssertionError):
+        random_requests.check(decoder, questions(bundle), 80, seed=2)
+
+
+OPTIONS: dict[str, tuple[list[str], dict[str, Any]]] = {
+    "logit_bias": (["--logit-bias", "17=9", "--logit-bias", "40=-inf"], {"logit_bias": {17: 9.0, 40: float("-inf")}}),
+    "bad_token_ids": ([f"--bad-token-id={token}" for token in range(9, 300)], {"bad_token_ids": range(9, 300)}),
+    "stop_token_ids": ([f"--stop-token-id={token}" for token in range(9, 300)], {"stop_token_ids": range(9, 300)}),
+    "min_tokens": (["--min-tokens", "60"], {"min_tokens": 60}),
+    "repetition_penalty": (["--repetition-penalty", "1.5"], {"repetition_penalty": 1.5}),
+    "frequency_penalty": (["--frequency-penalty", "1.5"], {"frequency_penalty": 1.5}),
+    "presence_penalty": (["--presence-penalty", "1.5"], {"presence_penalty": 1.5}),
+    "logprobs": (["--logprobs", "2"], {"logprobs": 2}),
+}
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_an_option_of_dflash_generate_is_the_librarys_argument(
+    decoder: Decoder, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    options, arguments = OPTIONS[name]
+    shared = {"max_new_tokens": 80, "block_size": 4, "temperature": 0.8, "seed": 3}
+    question = held_back_questions()[0]
+    monkeypatch.setattr(Decoder, "load", lambda *_given, **_named: decoder)
+    given = [f"--{key.replace('_', '-')}={value}" for key, value in shared.items()]
+    monkeypatch.setattr("sys.argv", ["dflash-generate", "bundle", question, "--json", *given, *options])
+    with pytest.raises(SystemExit):
+        generate.main()
+    found = json.loads(capsys.readouterr().out)
+    prompt = [{"role": "user", "content": question}]
+    expected, neutral = (decoder.complete(prompt, **shared, **more) for more in (arguments, {}))  # type: ignore[arg-type]
+    wanted = json.loads(json.dumps(report.completion_json(expected)))
+    assert (found["token_ids"], found["logprobs"]) == (wanted["token_ids"], wanted["logprobs"])
+    assert (expected.token_ids, expected.logprobs) != (neutral.token_ids, neutral.logprobs)
