@@ -23,7 +23,7 @@ from dflash_engines.controls import Controls, biases
 from dflash_engines.errors import RequestError
 from dflash_engines.sampling import MAX_SEED, SamplingParameters
 
-NO_NUMBERS: list[Any] = ["0.5", b"1", None, True, np.bool_(True), [0.5], {}, 1j, Decimal("0.5"), float("nan"), object()]
+NO_NUMBERS: list[Any] = ["0.5", b"1", None, True, np.bool_(True), [0.5], {}, 1j, Decimal("0.5"), float("nan"), ...]
 REALS = ("temperature", "top_p", "min_p")
 WHOLES = ("top_k", "seed")
 
