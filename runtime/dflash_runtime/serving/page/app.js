@@ -166,7 +166,7 @@ function summary(drafted, plain) {
   if (!plain) return first;
   const ratio = inWords(drafted.speed / plain.speed, 2);
   const same = drafted.text === plain.text ? "The two answers are the same." : "The two answers differ.";
-  return `${first} Without: ${plain.facts.speed} tokens/s, so drafting makes it ${ratio} times as fast. ${same}`;
+  return `${first} Without: ${plain.facts.speed} tokens/s: drafting was ${ratio} times as fast. ${same}`;
 }
 
 async function run() {
