@@ -31,7 +31,7 @@ from tests.demo.conftest import TinyBundle
 from tests.demo.lossless import Written, assert_transformers_agrees, write
 from tests.models.tiny_pair import TARGET, held_back_questions
 
-QUESTIONS = 24
+QUESTIONS = 16
 NEW_TOKENS = 160
 PRECISIONS: tuple[Precision, ...] = ("fp32", "int8")
 
@@ -44,6 +44,12 @@ def bundle(request: pytest.FixtureRequest, tiny_bundle: TinyBundle) -> Bundle:
 @pytest.fixture(scope="module")
 def decoder(bundle: Bundle) -> Decoder:
     return Decoder.load(bundle.path)
+
+
+@pytest.fixture(scope="module")
+def fp32(tiny_bundle: TinyBundle) -> Decoder:
+    """For what has nothing to do with number formats."""
+    return Decoder.load(tiny_bundle("fp32").path)
 
 
 @pytest.fixture(scope="module")
@@ -176,18 +182,14 @@ def test_random_requests_get_what_plain_decoding_gives(bundle: Bundle, decoder: 
     assert random_requests.check(decoder, questions(bundle), count, seed=1) > count
 
 
-def test_random_requests_see_a_history_that_does_not_grow(
-    bundle: Bundle, decoder: Decoder, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_random_requests_see_a_history_that_does_not_grow(fp32: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
     """The planted fault: committed tokens are not counted."""
     monkeypatch.setattr(SlotRules, "commit", lambda *_: None)
     with pytest.raises(AssertionError):
-        random_requests.check(decoder, questions(bundle), 80, seed=2)
+        random_requests.check(fp32, questions(fp32.engine.bundle), 80, seed=2)
 
 
-def test_random_requests_see_a_stop_string_that_is_passed_over(
-    bundle: Bundle, decoder: Decoder, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_random_requests_see_a_stop_string_that_is_passed_over(fp32: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
     """The planted fault: what completes a stop string in the midst of a block is only seen at the block's end."""
     step = AnswerText.step
 
@@ -197,19 +199,17 @@ def test_random_requests_see_a_stop_string_that_is_passed_over(
 
     monkeypatch.setattr(AnswerText, "step", late)
     with pytest.raises(AssertionError):
-        random_requests.check(decoder, questions(bundle), 80, seed=2)
+        random_requests.check(fp32, questions(fp32.engine.bundle), 80, seed=2)
 
 
-def test_random_requests_see_drafts_that_a_grammar_forbids(
-    bundle: Bundle, decoder: Decoder, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_random_requests_see_drafts_that_a_grammar_forbids(fp32: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
     """The planted fault: rows behind the first have the mask of the first."""
     masks = LlguidanceConstraint.masks
     monkeypatch.setattr(
         LlguidanceConstraint, "masks", lambda self, drafted: np.tile(masks(self, ()), (len(drafted) + 1, 1))
     )
     with pytest.raises(AssertionError):
-        random_requests.check(decoder, questions(bundle), 80, seed=2)
+        random_requests.check(fp32, questions(fp32.engine.bundle), 80, seed=2)
 
 
 OPTIONS: dict[str, tuple[list[str], dict[str, Any]]] = {
@@ -226,19 +226,19 @@ OPTIONS: dict[str, tuple[list[str], dict[str, Any]]] = {
 
 @pytest.mark.parametrize("name", OPTIONS)
 def test_an_option_of_dflash_generate_is_the_librarys_argument(
-    decoder: Decoder, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str
+    fp32: Decoder, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str
 ) -> None:
     options, arguments = OPTIONS[name]
     shared = {"max_new_tokens": 80, "block_size": 4, "temperature": 0.8, "seed": 3}
     question = held_back_questions()[0]
-    monkeypatch.setattr(Decoder, "load", lambda *_given, **_named: decoder)
+    monkeypatch.setattr(Decoder, "load", lambda *_given, **_named: fp32)
     given = [f"--{key.replace('_', '-')}={value}" for key, value in shared.items()]
     monkeypatch.setattr("sys.argv", ["dflash-generate", "bundle", question, "--json", *given, *options])
     with pytest.raises(SystemExit):
         generate.main()
     found = json.loads(capsys.readouterr().out)
     prompt = [{"role": "user", "content": question}]
-    expected, neutral = (decoder.complete(prompt, **shared, **more) for more in (arguments, {}))  # type: ignore[arg-type]
+    expected, neutral = (fp32.complete(prompt, **shared, **more) for more in (arguments, {}))  # type: ignore[arg-type]
     wanted = json.loads(json.dumps(report.completion_json(expected)))
     assert (found["token_ids"], found["logprobs"]) == (wanted["token_ids"], wanted["logprobs"])
     assert (expected.token_ids, expected.logprobs) != (neutral.token_ids, neutral.logprobs)
