@@ -1,27 +1,20 @@
-"""The tiny pair as a bundle, made once for as long as its sources stay the same."""
+"""The tiny pair as a patient."""
 
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from dflash_engines.bundle import Bundle
-from dflash_export.pipeline import ExportRequest, export
 from dflash_runtime.bench.system import load_decoder
 from dflash_runtime.doctor.patient import Patient, load_oracle
-from tests.conftest import BUILD, fingerprint
-from tests.models.tiny_pair import DRAFTER, TARGET, held_back_questions
+from tests.models import tiny_bundle as bundles
+from tests.models.tiny_pair import held_back_questions
 
 
 @pytest.fixture(scope="session")
 def tiny_bundle() -> Path:
-    out = BUILD / "test" / f"doctor-tiny-{fingerprint()}"
-    if not out.exists():
-        for stale in out.parent.glob("doctor-tiny-*"):
-            shutil.rmtree(stale)
-        export(ExportRequest(target=str(TARGET), drafter=str(DRAFTER), out=out, max_len=512, draft_noise=False))
-    return out
+    return bundles.tiny_bundle("fp32").path
 
 
 def patient_of(folder: Path, questions: Sequence[str], new_tokens: int) -> Patient:

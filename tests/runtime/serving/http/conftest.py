@@ -14,7 +14,6 @@ import uvicorn
 from openai import OpenAI
 
 from dflash_engines.backend import Options
-from dflash_export.pipeline import ExportRequest, export
 from dflash_runtime.decoder import Decoder
 from dflash_runtime.serving import ConcurrentDecoder
 from dflash_runtime.serving.http.loading import load
@@ -22,7 +21,7 @@ from dflash_runtime.serving.http.metrics import Metrics
 from dflash_runtime.serving.http.server import listen, uvicorn_config
 from dflash_runtime.serving.http.service import Service
 from dflash_runtime.serving.http.settings import Settings
-from tests.models.tiny_pair import DRAFTER, TARGET
+from tests.models.tiny_bundle import tiny_bundle
 from tests.runtime.serving.http.parrot import Parrot, parrot_engine, write_parrot
 
 PLAIN = (
@@ -134,13 +133,8 @@ def slow(server: Running) -> Running:
 
 
 @pytest.fixture(scope="session")
-def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("tiny") / "bundle"
-    return export(
-        ExportRequest(
-            target=str(TARGET), drafter=str(DRAFTER), out=out, max_len=512, max_batch=4, prefill_chunk=64
-        )
-    ).path  # fmt: skip
+def tiny_folder() -> Path:
+    return tiny_bundle("fp32").path
 
 
 @pytest.fixture(scope="session")
