@@ -99,9 +99,9 @@ def carry_out(said: Instruction, stages: dict[str, Stage], stage: Stage) -> None
         origin, source, target = said.value.removeprefix("--from=").split()
         stage.copy(stages[origin].root / source.lstrip("/"), target)
     elif said.name == "COPY":
-        ((sources, target),) = local_copies([said])
-        for source in sources:
-            stage.copy(source, target)
+        ((local, target),) = local_copies([said])
+        for path in local:
+            stage.copy(path, target)
     elif said.name == "WORKDIR":
         stage.enter(said.value)
     elif said.name == "ENV":
