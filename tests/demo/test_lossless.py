@@ -78,6 +78,7 @@ def test_fp32_is_lossless_and_equals_transformers(decoder: Generate, demo_target
     assert_transformers_agrees(fp32, demo_target, write(fp32, prompts(FEW), FEW.new_tokens, BLOCK_SIZES))
 
 
+@pytest.mark.slow
 def test_int8_is_lossless(decoder: Generate) -> None:
     written = write(decoder("int8"), prompts(FEW), FEW.new_tokens, BLOCK_SIZES)
     assert any(len(found.token_ids) == FEW.new_tokens for _, found in written)
