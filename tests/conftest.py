@@ -18,7 +18,6 @@ def pytest_configure() -> None:
     """Give each worker a core of its own: torch and ONNX Runtime size their thread pools by it. No time limits."""
     settings.register_profile("any machine", deadline=None)  # a busy machine is not a fault of the code
     settings.load_profile("any machine")
-    os.environ["DFLASH_CACHE"] = str(BUILD / "test" / "cache")  # not the user's
     worker = os.environ.get("PYTEST_XDIST_WORKER", "")
     cores = sorted(os.sched_getaffinity(0))
     if worker.startswith("gw"):
@@ -51,7 +50,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def _private_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """What engines cost is measured for these tests, and not kept for anybody else."""
+    """What is found out about engines is not kept for anybody else."""
     os.environ["DFLASH_CACHE_DIR"] = str(tmp_path_factory.mktemp("cache"))
 
 

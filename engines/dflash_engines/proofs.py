@@ -14,9 +14,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from dflash_engines.bundle import Bundle
+from dflash_engines.cache_folder import cache_folder
 from dflash_engines.golden import FILE
 
-FOLDER_VARIABLE = "DFLASH_CACHE"
 log = logging.getLogger(__name__)
 
 
@@ -65,13 +65,6 @@ def processor() -> str:
         lines = []
     model = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
     return f"{platform.machine()} {model or platform.processor()}"
-
-
-def cache_folder() -> Path:
-    """DFLASH_CACHE, or a folder in the user's cache."""
-    if chosen := os.environ.get(FOLDER_VARIABLE):
-        return Path(chosen)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "dflash-trt"
 
 
 def _file(setting: Setting) -> Path:

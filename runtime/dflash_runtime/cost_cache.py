@@ -15,11 +15,11 @@ from pathlib import Path
 from time import time
 
 from dflash_engines.bundle import Bundle
+from dflash_engines.cache_folder import cache_folder
 from dflash_engines.contract import Limits
 from dflash_engines.engine import Engine
 from dflash_runtime.cost_table import CostTable, measure
 
-FOLDER_VARIABLE = "DFLASH_CACHE_DIR"
 FRESH_SECONDS = 7 * 24 * 3600.0  # a table may have been made in a busy hour: it isn't kept for ever
 _FORMAT = 2  # of the files; part of their names' hash
 _RUNTIMES = ("onnxruntime", "onnxruntime-gpu", "tensorrt", "tensorrt_rtx", "torch")
@@ -39,13 +39,6 @@ def cached_costs(engine: Engine, *, backend: str, threads: int | None) -> Callab
         return found
 
     return costs
-
-
-def cache_folder() -> Path:
-    """$DFLASH_CACHE_DIR, else dflash-trt in the user's cache folder."""
-    if chosen := os.environ.get(FOLDER_VARIABLE):
-        return Path(chosen)
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "dflash-trt"
 
 
 def _key(bundle: Bundle, limits: Limits, backend: str, threads: int | None) -> str:

@@ -11,7 +11,7 @@ from dflash_engines.device.device import DeviceArray
 from dflash_engines.errors import EngineError
 from dflash_engines.host_engine import declared_programs
 
-pytest.importorskip("cuda.bindings.driver", reason="needs the optional package cuda-python")
+pytest.importorskip("cuda.bindings.driver", reason="needs the optional package cuda-bindings")
 from dflash_engines import onnxruntime_cuda
 
 

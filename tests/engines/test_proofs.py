@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from dflash_engines import proofs
 from dflash_engines.bundle import Bundle
+from dflash_engines.cache_folder import cache_folder
 from dflash_engines.errors import EngineError
 from dflash_engines.proofs import Proof, Setting, prove
 
@@ -15,7 +15,7 @@ PROOF = Proof(largest_deviation=0.25, seconds=1.5)
 
 @pytest.fixture
 def setting(bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Setting:
-    monkeypatch.setenv("DFLASH_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("DFLASH_CACHE_DIR", str(tmp_path / "cache"))
     return Setting(bundle=bundle, backend="onnxruntime", version="1.32", device="a processor")
 
 
@@ -57,11 +57,11 @@ def test_a_failure_is_not_remembered(setting: Setting) -> None:
 @pytest.mark.parametrize("content", [b"", b"{", b"[1]", b'{"seconds": 1}', b"\xff"])
 def test_a_damaged_record_is_no_proof(setting: Setting, content: bytes) -> None:
     prove(setting, lambda: PROOF)
-    (record,) = (proofs.cache_folder() / "proofs").iterdir()
+    (record,) = (cache_folder() / "proofs").iterdir()
     record.write_bytes(content)
     assert prove(setting, lambda: replace(PROOF, seconds=3.0)).seconds == 3.0
 
 
 def test_a_cache_that_can_t_be_written_costs_no_load(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("DFLASH_CACHE", "/proc/nowhere")
+    monkeypatch.setenv("DFLASH_CACHE_DIR", "/proc/nowhere")
     assert prove(setting, lambda: PROOF) == PROOF

@@ -131,7 +131,7 @@ def test_the_first_load_on_a_machine_refuses_a_wrong_lowering(
     export_pair: ExportPair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bundle = export_pair(LLAMA)[2]
-    monkeypatch.setenv("DFLASH_CACHE", str(tmp_path))
+    monkeypatch.setenv("DFLASH_CACHE_DIR", str(tmp_path))
     with monkeypatch.context() as planted:
         planted.setattr("dflash_engines.onnxruntime_cpu.live_length", _scale_halved)
         with pytest.raises(EngineError, match="golden case"):

@@ -7,11 +7,12 @@ import pytest
 
 from dflash_engines.backend import Options
 from dflash_engines.bundle import Bundle
+from dflash_engines.cache_folder import FOLDER_VARIABLE, cache_folder
 from dflash_engines.engine import Engine
 from dflash_engines.host_engine import HostEngine, host_limits
 from dflash_engines.onnxruntime_cpu import OnnxRuntimePrograms
 from dflash_runtime import cost_cache
-from dflash_runtime.cost_cache import FOLDER_VARIABLE, cached_costs
+from dflash_runtime.cost_cache import cached_costs
 from dflash_runtime.cost_table import CostTable, measure
 
 
@@ -104,7 +105,7 @@ def test_a_folder_that_cannot_be_written_costs_a_measurement(
 def test_without_a_choice_it_is_the_users_own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv(FOLDER_VARIABLE)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert cost_cache.cache_folder() == tmp_path / "dflash-trt"
+    assert cache_folder() == tmp_path / "dflash-trt"
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert cost_cache.cache_folder() == tmp_path / ".cache" / "dflash-trt"
+    assert cache_folder() == tmp_path / ".cache" / "dflash-trt"

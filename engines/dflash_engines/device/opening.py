@@ -13,7 +13,9 @@ def open_cuda(ordinal: int = 0) -> "CudaDevice":
     try:
         from dflash_engines.device.cuda import CudaDevice
     except ModuleNotFoundError as e:
-        raise EngineError("CUDA needs the package cuda-python, which is not installed: pip install cuda-python") from e
+        raise EngineError(
+            "CUDA needs the package cuda-bindings, which is not installed: pip install cuda-bindings"
+        ) from e
     try:
         return CudaDevice(ordinal)
     except RuntimeError as e:  # the bindings look for the driver's library at the first call

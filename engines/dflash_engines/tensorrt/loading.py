@@ -6,7 +6,6 @@ what was found is kept beside the kernels that were compiled, for the next load.
 
 import json
 import logging
-import os
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
@@ -15,6 +14,7 @@ from time import perf_counter
 
 from dflash_engines.backend import Options
 from dflash_engines.bundle import Bundle
+from dflash_engines.cache_folder import cache_folder
 from dflash_engines.device.engine import DeviceEngine, Settings
 from dflash_engines.device.loading import ready_engine
 from dflash_engines.device.opening import open_cuda
@@ -87,7 +87,7 @@ def _load(backend: TensorRtBackend, bundle: Bundle, options: Options) -> DeviceE
     check_programs(bundle, sidecar)
     check_options(sidecar, options, rebuild(bundle, backend))
     check_machine(bundle, sidecar, library.version, compute_capability())
-    found = _Load(bundle=bundle, library=library, sidecar=sidecar, folder=cache_folder(bundle, backend))
+    found = _Load(bundle=bundle, library=library, sidecar=sidecar, folder=_found_out(bundle, backend))
     choice = kept_choice(found.folder)
     if choice is not None and choice.attention in sidecar.attentions():
         return found.engine(choice.attention)
@@ -107,10 +107,9 @@ def check_options(sidecar: Sidecar, options: Options, again: str) -> None:
         raise EngineError(f"{sidecar.backend} has no execution providers; leave provider out")
 
 
-def cache_folder(bundle: Bundle, backend: TensorRtBackend) -> Path:
+def _found_out(bundle: Bundle, backend: TensorRtBackend) -> Path:
     """Where this machine keeps what it found out about these engines."""
-    root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return root / "dflash-trt" / bundle.manifest.files[sidecar_name(backend)].sha256[:16]
+    return cache_folder() / bundle.manifest.files[sidecar_name(backend)].sha256[:16]
 
 
 def choose(

@@ -8,7 +8,7 @@ def compute_capability(ordinal: int = 0) -> str:
     try:
         from cuda.bindings import driver
     except ModuleNotFoundError as e:
-        raise EngineError(f"asking for the GPU needs the package {e.name!r}: pip install cuda-python") from e
+        raise EngineError(f"asking for the GPU needs the package {e.name!r}: pip install cuda-bindings") from e
     from dflash_engines.device.cuda_check import Checker
 
     checked, names = Checker(), driver.CUdevice_attribute

@@ -18,7 +18,7 @@ from tests.engines.device.on_host import pair, settings
 from tests.engines.scripted_bundle import BLOCK_SIZE
 from tests.engines.scripted_pair import plain_tokens
 
-real = pytest.importorskip("cuda.bindings.driver", reason="needs the optional package cuda-python")
+real = pytest.importorskip("cuda.bindings.driver", reason="needs the optional package cuda-bindings")
 PROMPT = [5, 6, 7]
 ILLEGAL_ADDRESS = 700
 

@@ -20,7 +20,7 @@ from tests.engines.scripted_bundle import BLOCK_SIZE
 from tests.engines.scripted_pair import plain_tokens
 from tests.engines.tensorrt.fake_tensorrt import FakeTensorRt
 
-pytest.importorskip("cuda.bindings.driver", reason="needs the optional package cuda-python")
+pytest.importorskip("cuda.bindings.driver", reason="needs the optional package cuda-bindings")
 PROMPT = [5, 6, 7, 8, 9, 10, 11]  # two chunks
 SLOTS = 1
 
