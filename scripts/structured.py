@@ -8,6 +8,7 @@ python scripts/structured.py forced build/demo
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import cycle
 from pathlib import Path
 from statistics import median
 from typing import Annotated, Any
@@ -114,6 +115,11 @@ def _checked(schema: Schema, pairs: Sequence[Pair]) -> tuple[str, int]:
     return line, len(complete) - valid + len(pairs) - identical
 
 
+def schemas_in_turn(count: int, skip: int) -> Iterator[tuple[str, Schema]]:
+    """Each prompt with one schema."""
+    return zip(prompts(count, skip), cycle(SCHEMAS.values()), strict=False)
+
+
 def is_valid(text: str, schema: Schema) -> bool:
     """By a library that knows nothing of ours."""
     try:
@@ -135,11 +141,7 @@ def speed(
     """Constrained over free speculation, and over constrained plain decoding: run in turn, medians of ratios."""
     decoder = Decoder.load(bundle, threads=threads, max_len=1024)
     size = block_size or decoder.engine.bundle.manifest.block_size
-    schemas = list(SCHEMAS.values())
-    rows = [
-        _timed(decoder, text, schemas[i % len(schemas)], new_tokens, size)
-        for i, text in enumerate(prompts(count, skip))
-    ]
+    rows = [_timed(decoder, text, schema, new_tokens, size) for text, schema in schemas_in_turn(count, skip)]
     console = Console()
     for name, values in {
         "constrained over free speculation, tokens/s": [c.tokens_per_second / f.tokens_per_second for f, c, _ in rows],
@@ -177,11 +179,7 @@ def forced(
     """What it gains to put the tokens that a grammar forces into drafts."""
     decoder = Decoder.load(bundle, threads=threads, max_len=1024)
     size = block_size or decoder.engine.bundle.manifest.block_size
-    schemas = list(SCHEMAS.values())
-    asked = [
-        request(decoder, text, schemas[i % len(schemas)], new_tokens, size)
-        for i, text in enumerate(prompts(count, skip))
-    ]
+    asked = [request(decoder, text, schema, new_tokens, size) for text, schema in schemas_in_turn(count, skip)]
     steered = [finish(decoder.run(one)) for one in asked]
     with patch.object(LlguidanceConstraint, "steer", lambda self, drafted: list(drafted)):
         as_drafted = [finish(decoder.run(one)) for one in asked]
